@@ -1,0 +1,458 @@
+"""What a drafter's `config.json` says, in one form for all three layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import ConversionError
+from .keys import ConfigKeys, KeyUse
+from .rope import Rope, read_rope
+
+# Hugging Face boilerplate that no model code of these layouts reads at inference.
+_BOILERPLATE = """
+    _name_or_path _attn_implementation _commit_hash add_cross_attention architectures
+    attention_dropout auto_map bad_words_ids begin_suppress_tokens bos_token_id
+    chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id diversity_penalty
+    do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+    id2label initializer_range is_decoder is_encoder_decoder label2id length_penalty max_length
+    max_window_layers min_length model_type no_repeat_ngram_size num_beam_groups num_beams
+    num_return_sequences output_attentions output_hidden_states output_scores pad_token_id prefix
+    problem_type pruned_heads remove_invalid_values repetition_penalty return_dict
+    return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature
+    tf_legacy_loss tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p torch_dtype
+    torchscript transformers_version typical_p unsloth_version use_bfloat16 use_cache
+"""
+_SPECULATORS_NOTES = {
+    "speculators_config": "proposal settings of the serving engine",
+    "speculators_version": "provenance",
+    "has_no_defaults_at_init": "export detail",
+    "max_anchors": "training only",
+    "embed_requires_grad": "training only",
+    "num_experts": "dense feed-forward",
+    "num_experts_per_tok": "dense feed-forward",
+    "moe_intermediate_size": "dense feed-forward",
+    "shared_expert_intermediate_size": "dense feed-forward",
+    "moe_experts_implementation": "dense feed-forward",
+    "norm_topk_prob": "dense feed-forward",
+}
+_MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
+    "attention_bias": ((False,), "biases are not part of the drafter graph"),
+    "mlp_bias": ((False,), "biases are not part of the drafter graph"),
+    "quantization_config": ((), "the checkpoint is quantised; convert the original weights"),
+    "sample_from_anchor": ((False,), "drafters that predict at the anchor are not supported"),
+    "draft_ffn_type": (("dense",), "expert feed-forward drafters are not supported"),
+    "dflash_context_residual": ((False,), "this variant of the drafter is not supported"),
+    "dflash_block_position_embedding": ((False,), "this variant of the drafter is not supported"),
+    "dflash_gated_layer_fusion": ((False,), "this variant of the drafter is not supported"),
+    "dflash2_dynamic_conv": ((False,), "this variant of the drafter is not supported"),
+    "dflash2_candidate_selector": ((False,), "this variant of the drafter is not supported"),
+    "markov_head_type": ((), "DSpark drafters are not supported"),
+}
+_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """DFlash2's convolution: taps per side, and channels that share coefficients."""
+
+    kernel_size: int
+    group_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """The candidate selector of DFlash2: width of its factors, candidates per position."""
+
+    rank: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """A drafter's parameters.
+
+    `target_layers` counts layer inputs: HF id k (the output of layer k) is k + 1. `window` is None
+    without a sliding window, `window_pattern` then has no effect.
+    """
+
+    layout: str
+    n_layers: int
+    n_ctx: int
+    n_embd: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    rms_eps: float
+    rope: Rope
+    block_size: int
+    mask_token_id: int
+    target_layers: tuple[int, ...]
+    n_target_layers: int | None
+    convolution: Convolution | None
+    selector: Selector | None
+    logit_scale: float | None
+    softcap: float | None
+    embedding_scale: float | None
+    value_scale: float | None
+    activation: str
+    window: int | None
+    window_pattern: tuple[bool, ...]
+    causal: bool
+    own_embeddings: bool
+    own_head: bool
+    key_uses: tuple[KeyUse, ...]
+    decisions: tuple[str, ...]
+
+    @property
+    def version(self) -> int:
+        """2 for DFlash2 (convolution and selector), 1 for DFlash."""
+        return 1 if self.selector is None else 2
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One of the checkpoint layouts in circulation, and where it keeps things.
+
+    `body` is the dotted prefix of the transformer's keys, `draft` the prefixes searched for the
+    drafting keys, in order.
+    """
+
+    title: str
+    version: int
+    body: str
+    draft: tuple[str, ...]
+    sections: tuple[str, ...]
+
+
+_ROPE_SECTIONS = ("rope_parameters", "rope_scaling", "full_attention", "sliding_attention")
+
+
+def _published(title: str, version: int) -> Layout:
+    return Layout(title, version, "", ("dflash_config.", ""), ("dflash_config", *_ROPE_SECTIONS))
+
+
+def _speculators(title: str, version: int) -> Layout:
+    body = "transformer_layer_config"
+    return Layout(title, version, f"{body}.", ("",), (body, *_ROPE_SECTIONS))
+
+
+BY_ARCHITECTURE: dict[str, Layout] = {
+    "DFlash2DraftModel": _published("published DFlash2", 2),
+    "DFlashDraftModel": _published("DFlash v1", 1),
+}
+BY_SPECULATORS_TYPE: dict[str, Layout] = {
+    "dflash2": _speculators("speculators export of DFlash2", 2),
+    "dflash": _speculators("speculators export of DFlash v1", 1),
+}
+
+
+def find_layout(raw: dict[str, Any], path: Path) -> Layout:
+    """The layout of a `config.json`.
+
+    Raises `ConversionError` for anything that is not a DFlash drafter.
+    """
+    kind = raw.get("speculators_model_type")
+    architectures = raw.get("architectures")
+    if kind is not None:
+        if isinstance(kind, str) and kind in BY_SPECULATORS_TYPE:
+            return BY_SPECULATORS_TYPE[kind]
+        known, got = BY_SPECULATORS_TYPE, f"speculators_model_type {kind!r}"
+    else:
+        name = architectures[0] if isinstance(architectures, list) and architectures else None
+        if isinstance(name, str) and name in BY_ARCHITECTURE:
+            return BY_ARCHITECTURE[name]
+        known, got = BY_ARCHITECTURE, f"architecture {name!r}"
+    hint = " DSpark drafters are not supported." if "dspark" in got.lower() else ""
+    raise ConversionError(
+        f"{path}: {got} is not a drafter this converter knows ({', '.join(known)}).{hint} "
+        "Pass the drafter's folder first and the target with --target."
+    )
+
+
+def read_config(
+    raw: dict[str, Any], path: Path, *, ignore_keys: Iterable[str] = ()
+) -> DrafterConfig:
+    """Interpret a drafter's configuration.
+
+    `raw` is the parsed JSON of `path`; `ignore_keys` are dotted names of unknown keys to let pass.
+    Raises `ConversionError` for a missing, malformed, unsupported or unknown key.
+    """
+    layout = find_layout(raw, path)
+    keys = ConfigKeys(raw, layout.sections, path)
+    body = layout.body
+
+    def draft(name: str) -> tuple[str, ...]:
+        return tuple(prefix + name for prefix in layout.draft)
+
+    decisions: list[str] = []
+    for key, (allowed, why) in _MUST_BE.items():
+        keys.require(key, allowed, why)
+        if body:
+            keys.require(body + key, allowed, why)
+    n_layers = keys.need_count(f"{body}num_hidden_layers", gguf_key="dflash.block_count")
+    if n_layers > 1024:
+        raise keys.error(f"num_hidden_layers is {n_layers}: no drafter is that deep")
+    head_dim = keys.need_count(f"{body}head_dim", gguf_key="dflash.attention.key_length")
+    target_layers = _target_layers(keys, draft, speculators=bool(body))
+    convolution, selector = _dflash2(keys, draft, layout)
+    window, pattern = _window(keys, layout, n_layers, decisions)
+    softcap = keys.take_number(
+        *draft("final_logit_softcapping"),
+        gguf_key="dflash.final_logit_softcapping",
+        required=False,
+    )
+    activation = keys.take_any(f"{body}hidden_act", gguf_key="dflash.hidden_activation")
+    if activation not in _ACTIVATIONS:
+        raise keys.error(f"hidden_act {activation!r} is not one of {', '.join(_ACTIVATIONS)}")
+    vocab_size = keys.need_count(f"{body}vocab_size", note="checked against the target")
+    own = keys.take_bool("has_embed_tokens", note="decides whether embed_tokens is kept")
+    target_hidden = keys.take_count("target_hidden_size", note="checked", required=False)
+    n_embd = keys.need_count(f"{body}hidden_size", gguf_key="dflash.embedding_length")
+    if target_hidden not in (None, n_embd):
+        raise keys.error(
+            f"target_hidden_size {target_hidden} differs from the drafter's hidden_size {n_embd}, "
+            "but drafter and target share embeddings and head: such drafters are not supported"
+        )
+    config = DrafterConfig(
+        layout=layout.title,
+        n_layers=n_layers,
+        n_ctx=keys.need_count(f"{body}max_position_embeddings", gguf_key="dflash.context_length"),
+        n_embd=n_embd,
+        n_ff=keys.need_count(f"{body}intermediate_size", gguf_key="dflash.feed_forward_length"),
+        n_head=keys.need_count(
+            f"{body}num_attention_heads", gguf_key="dflash.attention.head_count"
+        ),
+        n_head_kv=keys.need_count(
+            f"{body}num_key_value_heads", gguf_key="dflash.attention.head_count_kv"
+        ),
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        draft_vocab_size=keys.take_count(
+            "draft_vocab_size", note="rows of the head", required=False
+        )
+        or vocab_size,
+        rms_eps=keys.need_number(
+            f"{body}rms_norm_eps", gguf_key="dflash.attention.layer_norm_rms_epsilon"
+        ),
+        rope=read_rope(keys, body, head_dim),
+        block_size=keys.need_count(*draft("block_size"), gguf_key="dflash.block_size", minimum=2),
+        mask_token_id=keys.need_count(
+            *draft("mask_token_id"), gguf_key="tokenizer.ggml.mask_token_id", minimum=0
+        ),
+        target_layers=target_layers,
+        n_target_layers=keys.take_count("num_target_layers", note="checked", required=False),
+        convolution=convolution,
+        selector=selector,
+        logit_scale=keys.take_number(
+            *draft("output_multiplier"), gguf_key="dflash.logit_scale", required=False
+        ),
+        softcap=softcap if softcap is not None and softcap > 0 else None,
+        embedding_scale=keys.take_number(
+            *draft("input_embedding_scale"), gguf_key="dflash.embedding_scale", required=False
+        ),
+        value_scale=keys.take_number(
+            *draft("attention_value_scale"),
+            gguf_key="dflash.attention.value_scale",
+            required=False,
+        ),
+        activation=activation,
+        window=window,
+        window_pattern=pattern,
+        causal=_causal(keys, layout, n_layers, decisions),
+        own_embeddings=not body if own is None else own,
+        own_head=not body,
+        key_uses=_account(keys, body, ignore_keys),
+        decisions=tuple(decisions),
+    )
+    _check_sizes(config, keys)
+    return config
+
+
+def _account(keys: ConfigKeys, body: str, ignore_keys: Iterable[str]) -> tuple[KeyUse, ...]:
+    for name in ("architectures", "speculators_model_type"):
+        keys.ignore(name, "names the layout")
+    for name in _BOILERPLATE.split():
+        keys.ignore(name, "not used at inference")
+        keys.ignore(body + name, "not used at inference")
+    if body:
+        for name, reason in _SPECULATORS_NOTES.items():
+            keys.ignore(name, reason)
+        keys.ignore(f"{body}use_qk_norm", "the tensors decide")
+    return keys.finish(ignore_keys)
+
+
+def _target_layers(
+    keys: ConfigKeys, draft: Callable[[str], tuple[str, ...]], *, speculators: bool
+) -> tuple[int, ...]:
+    if speculators:
+        taken = keys.take_list(
+            "aux_hidden_state_layer_ids", item=int, gguf_key="dflash.target_layers"
+        )
+        step = 0  # this layout counts inputs already
+    else:
+        taken = keys.take_list(
+            *draft("target_layer_ids"), item=int, gguf_key="dflash.target_layers", note="each + 1"
+        )
+        step = 1
+    layers = tuple(int(k) + step for k in taken or ())
+    if not layers:
+        raise keys.error("no target layers are named: the drafter would have nothing to read")
+    if list(layers) != sorted(set(layers)) or not 1 <= layers[0] <= layers[-1] < 2**31:
+        raise keys.error(
+            f"target layers {taken} must be distinct, ascending and count from "
+            f"{'1' if speculators else '0'}"
+        )
+    return layers
+
+
+def _dflash2(
+    keys: ConfigKeys, draft: Callable[[str], tuple[str, ...]], layout: Layout
+) -> tuple[Convolution | None, Selector | None]:
+    names = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+    if layout.version == 1:
+        present = [key for name in names for key in draft(name) if key in keys.names()]
+        if present:
+            raise keys.error(
+                f"the file says DFlash v1 but has the DFlash2 key {present[0]!r}: set "
+                "architectures to DFlash2DraftModel if the drafter is a DFlash2 one"
+            )
+        return None, None
+    kernel, group, rank, top_k = (
+        keys.need_count(*draft(name), gguf_key=f"dflash.{name}") for name in names
+    )
+    return Convolution(kernel, group), Selector(rank, top_k)
+
+
+def _layer_types(keys: ConfigKeys, body: str, n_layers: int) -> tuple[bool, ...]:
+    """Which layers are declared sliding; all False when the file does not say."""
+    types = keys.take_list(
+        f"{body}layer_types",
+        item=str,
+        gguf_key="dflash.attention.sliding_window_pattern",
+        required=False,
+    )
+    if types is None:
+        return (False,) * n_layers
+    if len(types) != n_layers:
+        raise keys.error(f"layer_types has {len(types)} entries for {n_layers} layers")
+    for name in types:
+        if name not in ("full_attention", "sliding_attention"):
+            raise keys.error(f"layer type {name!r} is neither full_attention nor sliding_attention")
+    return tuple(name == "sliding_attention" for name in types)
+
+
+def _window(
+    keys: ConfigKeys, layout: Layout, n_layers: int, decisions: list[str]
+) -> tuple[int | None, tuple[bool, ...]]:
+    """The sliding window and the layers it applies to."""
+    body = layout.body
+    use_swa = keys.take_bool("dflash_config.use_swa", note="every layer slides if true") or False
+    declared = _layer_types(keys, body, n_layers)
+    names = ("dflash_config.swa_window_size", f"{body}sliding_window", "sliding_window")
+    size = keys.take_count(
+        *dict.fromkeys(names),
+        gguf_key="dflash.attention.sliding_window",
+        required=False,
+        minimum=0,
+    )
+    enabled = keys.take_bool(f"{body}use_sliding_window", note="switches the window")
+    if use_swa:
+        declared, enabled = (True,) * n_layers, True
+    if enabled and size and not any(declared) and f"{body}layer_types" not in keys.names():
+        raise keys.error(
+            "use_sliding_window is true but layer_types is missing: add it, one of "
+            "full_attention or sliding_attention per layer"
+        )
+    if enabled is False:
+        if any(declared):
+            decisions.append("no sliding window: use_sliding_window is false")
+        return None, declared
+    if not any(declared):
+        # Upstream writes the size even so, with a pattern that uses it nowhere.
+        return (size or None) if enabled else None, declared
+    if not size:
+        raise keys.error(
+            "layers are declared sliding_attention but sliding_window is missing. Without it the "
+            "drafter accepts nothing past the window: add its size to config.json."
+        )
+    if enabled is None:
+        decisions.append("sliding window used: layer_types asks for it, use_sliding_window absent")
+    decisions.append(f"sliding window of {size} on {sum(declared)} of {n_layers} layers")
+    return size, declared
+
+
+def _causal(keys: ConfigKeys, layout: Layout, n_layers: int, decisions: list[str]) -> bool:
+    """Whether positions of the block see only those before them; one answer for all layers."""
+    gguf_key = "dflash.attention.causal"
+    stated = keys.take_bool(f"{layout.body}is_causal", "dflash_config.causal", gguf_key=gguf_key)
+    kinds = _sliding_kinds(keys, layout, n_layers)
+    if layout.body:
+        open_window = keys.take_bool("sliding_window_non_causal", gguf_key=gguf_key)
+        if stated is None and any(kinds) and open_window is None:
+            raise keys.error(
+                "sliding_window_non_causal is missing: whether the block is causal cannot be "
+                "told. Add "
+                "it (true: positions of the block see each other) as the drafter was trained."
+            )
+        kinds = tuple(sliding and not open_window for sliding in kinds)
+    if stated is not None:
+        decisions.append(f"causal {str(stated).lower()}: stated in the configuration")
+        return stated
+    if len(set(kinds)) > 1:
+        raise keys.error(
+            "sliding layers of this drafter are causal and full ones are not, and a drafter file "
+            "can "
+            "only say one of the two: set is_causal in config.json as the drafter was trained"
+        )
+    reason = "sliding layers are" if kinds[0] else "the layers are not"
+    decisions.append(f"causal {str(kinds[0]).lower()}: not stated, {reason} causal by convention")
+    return kinds[0]
+
+
+def _sliding_kinds(keys: ConfigKeys, layout: Layout, n_layers: int) -> tuple[bool, ...]:
+    if keys.take_bool("dflash_config.use_swa", note="every layer slides if true"):
+        return (True,) * n_layers
+    return _layer_types(keys, layout.body, n_layers)
+
+
+def _check_sizes(config: DrafterConfig, keys: ConfigKeys) -> None:
+    if config.n_head % config.n_head_kv != 0:
+        raise keys.error(
+            f"{config.n_head} attention heads are not a multiple of {config.n_head_kv} key-value "
+            "heads"
+        )
+    if config.head_dim % 2 != 0:
+        raise keys.error(f"head_dim {config.head_dim} is odd: rotary embeddings need pairs")
+    if config.mask_token_id >= config.vocab_size:
+        raise keys.error(
+            f"mask_token_id {config.mask_token_id} is outside the vocabulary of {config.vocab_size}"
+        )
+    if config.draft_vocab_size > config.vocab_size:
+        raise keys.error(
+            f"draft_vocab_size {config.draft_vocab_size} exceeds vocab_size {config.vocab_size}"
+        )
+    if config.rms_eps <= 0:
+        raise keys.error(f"rms_norm_eps is {config.rms_eps}, expected a positive number")
+    if config.convolution and config.n_embd % config.convolution.group_size != 0:
+        raise keys.error(
+            f"conv_group_size {config.convolution.group_size} does not divide hidden_size "
+            f"{config.n_embd}"
+        )
+    if config.selector:
+        top_k = config.selector.top_k
+        if config.n_embd < top_k * (top_k + 1):
+            raise keys.error(
+                f"selector_top_k {top_k} needs a hidden size of at least {top_k * (top_k + 1)} in "
+                f"llama.cpp, this drafter has {config.n_embd}"
+            )
+        if config.draft_vocab_size != config.vocab_size:
+            raise keys.error("a DFlash2 drafter with a reduced vocabulary is not supported")
+        if top_k > config.vocab_size:
+            raise keys.error(f"selector_top_k {top_k} exceeds the vocabulary")

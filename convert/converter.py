@@ -1,0 +1,304 @@
+"""Hugging Face drafter to GGUF: the plan, and its execution."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from .config import DrafterConfig, read_config
+from .errors import ConversionError
+from .gguf_read import GgufFile
+from .gguf_write import Metadata, TensorHeader, padding, write_header
+from .keys import KeyUse
+from .metadata import build_metadata
+from .quantise import OUTTYPES, ErrorMeter
+from .safetensors import Checkpoint, Shard, TensorInfo, read_json, to_float32
+from .target import Target, read_target
+from .tensors import IgnoredTensor, TensorPlan, plan_tensors
+
+Progress = Callable[[int, int, str], None]
+"""Called as `progress(bytes_done, bytes_total, tensor_name)` after each piece is written."""
+
+# Values quantised at once: large enough to be fast, small enough that the many temporaries of the
+# block quantisers stay within some tens of megabytes.
+_CHUNK_VALUES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionReport:
+    """What a conversion did, or with `dry_run` would do.
+
+    `outfile` is None after a dry run. `errors` gives each tensor's relative root-mean-square error
+    after reading back what was written (GGUF name -> error), empty after a dry run; `n_bytes` is
+    the size of all tensor data.
+    """
+
+    layout: str
+    version: int
+    outtype: str
+    outfile: Path | None
+    n_bytes: int
+    tensors: tuple[TensorPlan, ...]
+    ignored_tensors: tuple[IgnoredTensor, ...]
+    keys: tuple[KeyUse, ...]
+    metadata: tuple[Metadata, ...]
+    decisions: tuple[str, ...]
+    errors: Mapping[str, float]
+
+
+def convert(
+    drafter_dir: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    outfile: str | os.PathLike[str],
+    *,
+    outtype: str = "q8_0",
+    dry_run: bool = False,
+    ignore_keys: Iterable[str] = (),
+    progress: Progress | None = None,
+) -> ConversionReport:
+    """Convert a DFlash or DFlash2 drafter to a GGUF file of llama.cpp's `dflash` architecture.
+
+    Args:
+        drafter_dir: folder with the drafter's `config.json` and safetensors weights, in any of the
+        three
+            published layouts.
+        target: the target model's GGUF file (preferred), or its Hugging Face folder. Tokenizer,
+        rope type
+            and layer count come from it.
+        outfile: the file to write; replaced in one step if it exists. Must not lie inside an input
+        folder.
+        outtype: type of the large tensors: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.
+        dry_run: make and check the whole plan, write nothing.
+        ignore_keys: unknown configuration keys (dotted names) that are known not to matter.
+        progress: called with bytes written, bytes in all and the tensor's name.
+
+    Returns:
+        The report: the map of tensors and keys, decisions taken, and the self-test's errors.
+
+    Raises:
+        ConversionError: the checkpoint, the target or the output path will not do; the text says
+        why and
+            what to do. Neither output nor temporary file is left behind, also when interrupted; a
+            file that was at `outfile` before is untouched.
+    """
+    folder, target_path, out = Path(drafter_dir), Path(target), Path(outfile)
+    if outtype not in OUTTYPES:
+        raise ConversionError(f"outtype {outtype!r} is not one of {', '.join(OUTTYPES)}")
+    if not folder.is_dir():
+        raise ConversionError(f"{folder}: no such folder. Pass the drafter's Hugging Face folder.")
+    _check_outfile(out, folder, target_path)
+    try:
+        config_path = folder / "config.json"
+        config = read_config(
+            read_json(config_path, "the drafter's configuration"),
+            config_path,
+            ignore_keys=ignore_keys,
+        )
+        _check_extras(folder)
+        model = read_target(target_path)
+        _check_pair(config, model, config_path)
+        with Checkpoint(folder) as checkpoint:
+            plans, ignored = plan_tensors(checkpoint, config, OUTTYPES[outtype])
+            metadata = build_metadata(folder, config, model, plans, OUTTYPES[outtype])
+            headers = [TensorHeader(plan.name, plan.shape, plan.kind) for plan in plans]
+            errors: dict[str, float] = {}
+            if not dry_run:
+                errors = _write(out, checkpoint, plans, headers, metadata, progress, config)
+    except OSError as error:
+        raise ConversionError(f"{error.filename or out}: {error.strerror or error}") from error
+    return ConversionReport(
+        layout=config.layout,
+        version=config.version,
+        outtype=outtype,
+        outfile=None if dry_run else out,
+        n_bytes=sum(header.n_bytes for header in headers),
+        tensors=plans,
+        ignored_tensors=ignored,
+        keys=_effective(config.key_uses, metadata),
+        metadata=metadata,
+        decisions=config.decisions,
+        errors=errors,
+    )
+
+
+def _effective(uses: tuple[KeyUse, ...], metadata: tuple[Metadata, ...]) -> tuple[KeyUse, ...]:
+    """The key uses, corrected where a value turned out to need no entry in the file."""
+    written = {entry.key for entry in metadata}
+    return tuple(
+        use
+        if not use.gguf_key or use.gguf_key in written
+        else replace(use, gguf_key="", note="nothing to write")
+        for use in uses
+    )
+
+
+def _check_outfile(out: Path, folder: Path, target: Path) -> None:
+    if out.is_dir():
+        raise ConversionError(f"{out} is a folder: give the name of the file to write")
+    if not out.absolute().parent.is_dir():
+        raise ConversionError(f"{out.absolute().parent}: no such folder. Create it first.")
+    resolved = out.resolve()
+    for source in (folder, target):
+        inside = source.is_dir() and source.resolve() in resolved.parents
+        if inside or (out.exists() and source.exists() and out.samefile(source)):
+            raise ConversionError(f"{out} lies in the input {source}: write somewhere else")
+
+
+def _check_extras(folder: Path) -> None:
+    if (folder / "mask_embedding.pt").exists():
+        raise ConversionError(
+            f"{folder}: mask_embedding.pt replaces the target's embedding of the mask token; such "
+            "drafters are not supported"
+        )
+
+
+def _check_pair(config: DrafterConfig, target: Target, path: Path) -> None:
+    """Refuse a drafter that was not made for this target."""
+    if config.n_embd != target.n_embd:
+        raise ConversionError(
+            f"{path}: hidden_size {config.n_embd}, but {target.path} has {target.n_embd}. "
+            "Drafter and "
+            "target share embeddings and head: pass the target this drafter was trained for."
+        )
+    if config.n_target_layers not in (None, target.n_layers):
+        raise ConversionError(
+            f"{path}: made for a target of {config.n_target_layers} layers, {target.path} has "
+            f"{target.n_layers}: pass the target this drafter was trained for"
+        )
+    if config.target_layers[-1] > target.n_layers:
+        raise ConversionError(
+            f"{path}: reads the output of layer {config.target_layers[-1] - 1} (counting from "
+            "0), but "
+            f"{target.path} has {target.n_layers} layers: pass the target this drafter was "
+            "trained for"
+        )
+    if config.mask_token_id >= target.vocab_size:
+        raise ConversionError(
+            f"{path}: mask_token_id {config.mask_token_id} is outside the target's vocabulary of "
+            f"{target.vocab_size}: pass the target this drafter was trained for"
+        )
+    if config.vocab_size != target.vocab_size:
+        raise ConversionError(
+            f"{path}: vocab_size {config.vocab_size}, but {target.path} has {target.vocab_size} "
+            "tokens. "
+            "Pass the target this drafter was trained for, converted with its padding tokens."
+        )
+
+
+@contextmanager
+def _replacing(out: Path) -> Iterator[tuple[BinaryIO, Path]]:
+    """A temporary file beside `out` that takes its place on success and vanishes on any error."""
+    descriptor, name = tempfile.mkstemp(
+        dir=out.absolute().parent, prefix=f".{out.name}.", suffix=".tmp"
+    )
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file, temporary
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(out)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write(
+    out: Path,
+    checkpoint: Checkpoint,
+    plans: tuple[TensorPlan, ...],
+    headers: list[TensorHeader],
+    metadata: tuple[Metadata, ...],
+    progress: Progress | None,
+    config: DrafterConfig,
+) -> dict[str, float]:
+    """Write the file; returns each tensor's error. See `convert` for the guarantees."""
+    total = sum(header.n_bytes for header in headers)
+    errors: dict[str, float] = {}
+    done = 0
+    with _replacing(out) as (file, temporary):
+        write_header(file, metadata, headers)
+        for plan, header in zip(plans, headers, strict=True):
+            shard, info = checkpoint.tensors[plan.hf_name]
+            meter = ErrorMeter(plan.name, plan.kind)
+            if plan.name == "d2t":
+                pieces = iter([_target_ids(shard, info, config.vocab_size)])
+            else:
+                pieces = (meter.encode(rows) for rows in _row_chunks(shard, info, plan))
+            n_written = 0
+            for piece in pieces:
+                n_written += file.write(piece)
+                if progress:
+                    progress(done + n_written, total, plan.name)
+            if n_written != header.n_bytes:
+                raise ConversionError(
+                    f"tensor {plan.name!r}: {n_written} bytes, not {header.n_bytes}"
+                )
+            errors[plan.name] = meter.finish()
+            file.write(padding(n_written))
+            done += n_written
+            shard.release(info.start, info.stop)
+        file.flush()
+        _check_written(temporary, headers, metadata)
+    return errors
+
+
+def _check_written(path: Path, headers: list[TensorHeader], metadata: tuple[Metadata, ...]) -> None:
+    """Read the finished file's header back: every key and tensor must be there, as planned."""
+    with GgufFile(path) as written:
+        keys = {entry.key: entry.raw for entry in metadata}
+        same_keys = keys == {key: written.raw_value(key) for key in written.values}
+        tensors = [(t.name, t.shape, t.kind) for t in written.tensors.values()]
+        if not same_keys or tensors != [(h.name, h.shape, h.kind) for h in headers]:
+            raise ConversionError(f"{path}: read back differently than written: is the disk sound?")
+
+
+def _row_chunks(
+    shard: Shard, info: TensorInfo, plan: TensorPlan
+) -> Iterator[npt.NDArray[np.float32]]:
+    """The tensor's rows as float32, [n, row length], a bounded number of values at a time."""
+    stored = shard.array(info)
+    if plan.head_dim is not None and stored.ndim == 1:
+        stored = stored[_neox_order(stored.shape[0], plan.head_dim)]
+    rows = stored.reshape(-1, stored.shape[-1])
+    order = None
+    if plan.head_dim is not None and stored.ndim == 2:
+        order = _neox_order(rows.shape[0], plan.head_dim)
+    step = max(1, _CHUNK_VALUES // rows.shape[1])
+    for first in range(0, rows.shape[0], step):
+        last = min(first + step, rows.shape[0])
+        chunk = rows[first:last] if order is None else rows[order[first:last]]
+        yield to_float32(chunk, info.dtype)
+        if order is None:
+            shard.release(info.start, info.start + last * rows.strides[0])
+
+
+def _neox_order(n_rows: int, head_dim: int) -> npt.NDArray[np.intp]:
+    """Row order that brings each head's even dimensions before its odd ones."""
+    pairs = np.arange(n_rows, dtype=np.intp).reshape(-1, head_dim // 2, 2)
+    order: npt.NDArray[np.intp] = pairs.transpose(0, 2, 1).reshape(-1)
+    return order
+
+
+def _target_ids(shard: Shard, info: TensorInfo, vocab_size: int) -> bytes:
+    """The draft-to-target table as absolute token ids, little-endian 64-bit."""
+    offsets = shard.array(info).astype(np.int64)
+    ids = offsets + np.arange(offsets.size, dtype=np.int64)
+    if ids.min() < 0 or ids.max() >= vocab_size or np.unique(ids).size != ids.size:
+        raise ConversionError(
+            f"tensor {info.name!r}: its target ids leave the vocabulary of {vocab_size} or "
+            "repeat: the "
+            "checkpoint is damaged"
+        )
+    return ids.astype("<i8").tobytes()

@@ -1,0 +1,319 @@
+"""A bounds-checked reader of GGUF headers.
+
+Every count, length and offset is compared with the file's size before it is used, so a truncated or
+hostile file costs no more memory or time than its own size and ends in a `FormatError`. Values stay
+in the mapped file until they are asked for; `raw_value` hands them on byte for byte.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+
+from .errors import FormatError
+
+_SCALARS: dict[int, struct.Struct] = {
+    GGUFValueType.UINT8: struct.Struct("<B"),
+    GGUFValueType.INT8: struct.Struct("<b"),
+    GGUFValueType.UINT16: struct.Struct("<H"),
+    GGUFValueType.INT16: struct.Struct("<h"),
+    GGUFValueType.UINT32: struct.Struct("<I"),
+    GGUFValueType.INT32: struct.Struct("<i"),
+    GGUFValueType.FLOAT32: struct.Struct("<f"),
+    GGUFValueType.BOOL: struct.Struct("<?"),
+    GGUFValueType.UINT64: struct.Struct("<Q"),
+    GGUFValueType.INT64: struct.Struct("<q"),
+    GGUFValueType.FLOAT64: struct.Struct("<d"),
+}
+_NUMPY: dict[int, str] = {
+    kind: "?" if kind == GGUFValueType.BOOL else layout.format for kind, layout in _SCALARS.items()
+}
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+# Far above any real model, low enough that walking a hostile file ends within seconds.
+_MAX_KEYS = 1 << 16
+_MAX_TENSORS = 1 << 17
+_MAX_ELEMENTS = 1 << 24
+_MAX_KEY_BYTES = 1 << 16
+_MAX_DIMS = 4
+_MAX_ALIGNMENT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Where one metadata value lies: its type, and its bytes without the type tag."""
+
+    kind: GGUFValueType
+    start: int
+    stop: int
+    element: GGUFValueType | None = None  # arrays: the element type
+    count: int = 1  # arrays: the number of elements
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor: `shape` innermost first, `offset` in bytes from the start of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    offset: int
+    n_bytes: int
+
+
+class _Cursor:
+    """A position in the mapped file that cannot leave it."""
+
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
+        self.data = data
+        self.path = path
+        self.at = 0
+
+    def fail(self, what: str) -> FormatError:
+        return FormatError(
+            f"{self.path}: {what} at byte {self.at}. The file is damaged or incomplete: "
+            "download or convert it again."
+        )
+
+    def skip(self, n_bytes: int, what: str) -> int:
+        """Move over `n_bytes` and return where they began."""
+        if n_bytes > len(self.data) - self.at:
+            raise self.fail(f"the file ends inside {what} ({n_bytes} bytes announced)")
+        start = self.at
+        self.at += n_bytes
+        return start
+
+    def u32(self, what: str) -> int:
+        return int(_U32.unpack_from(self.data, self.skip(4, what))[0])
+
+    def u64(self, what: str) -> int:
+        return int(_U64.unpack_from(self.data, self.skip(8, what))[0])
+
+    def name(self, what: str) -> str:
+        n_bytes = self.u64(what)
+        if n_bytes > _MAX_KEY_BYTES:
+            raise self.fail(f"{what} claims {n_bytes} bytes")
+        start = self.skip(n_bytes, what)
+        try:
+            return self.data[start : self.at].decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.fail(f"{what} is not UTF-8") from None
+
+
+class GgufFile:
+    """The header of one GGUF file, checked as a whole when opened.
+
+    Use as a context manager, or call `close()`. Raises `FormatError` when the file is not a
+    well-formed little-endian GGUF version 2 or 3, and `OSError` when it cannot be read at all.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            self.size = os.fstat(file.fileno()).st_size
+            if self.size < 24:
+                raise FormatError(
+                    f"{path}: {self.size} bytes are too few for a GGUF file: is the download "
+                    "complete?"
+                )
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            self._parse()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> GgufFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap the file; calling it again does nothing."""
+        self._data.close()
+
+    def _parse(self) -> None:
+        cursor = _Cursor(self._data, self.path)
+        magic = self._data[:4]
+        if magic != b"GGUF":
+            raise FormatError(f"{self.path}: not a GGUF file (it begins with {magic!r})")
+        cursor.at = 4
+        self.version = cursor.u32("the version")
+        if self.version not in (2, 3):
+            hint = " (big-endian files are not supported)" if self.version & 0xFFFF == 0 else ""
+            raise FormatError(
+                f"{self.path}: GGUF version {self.version} is not supported{hint}; "
+                "versions 2 and 3 are. Convert the model again with a current llama.cpp."
+            )
+        n_tensors = cursor.u64("the tensor count")
+        n_keys = cursor.u64("the key count")
+        # The smallest key takes 13 bytes, the smallest tensor entry 32.
+        if n_keys > min(_MAX_KEYS, self.size // 13):
+            raise cursor.fail(f"{n_keys} metadata keys announced in a file of {self.size} bytes")
+        if n_tensors > min(_MAX_TENSORS, self.size // 32):
+            raise cursor.fail(f"{n_tensors} tensors announced in a file of {self.size} bytes")
+        self.values: dict[str, Value] = {}
+        for _ in range(n_keys):
+            key = cursor.name("a metadata key")
+            if key in self.values:
+                raise cursor.fail(f"metadata key {key!r} occurs twice")
+            self.values[key] = self._parse_value(cursor, key)
+        self._parse_tensors(cursor, n_tensors)
+
+    def _parse_value(self, cursor: _Cursor, key: str) -> Value:
+        kind = self._kind(cursor, cursor.u32(f"the type of {key!r}"), key)
+        if kind is GGUFValueType.ARRAY:
+            element = self._kind(cursor, cursor.u32(f"the element type of {key!r}"), key)
+            if element is GGUFValueType.ARRAY:
+                raise cursor.fail(f"{key!r} is an array of arrays, which GGUF models do not use")
+            start = cursor.at - 4
+            count = cursor.u64(f"the length of {key!r}")
+            if count > _MAX_ELEMENTS:
+                raise cursor.fail(f"{key!r} claims {count} elements")
+            if element is GGUFValueType.STRING:
+                if count * 8 > self.size - cursor.at:
+                    raise cursor.fail(
+                        f"{key!r} claims {count} strings, more than the file can hold"
+                    )
+                for _ in range(count):
+                    cursor.skip(cursor.u64(f"a string of {key!r}"), f"a string of {key!r}")
+            else:
+                cursor.skip(count * _SCALARS[element].size, f"the array {key!r}")
+            return Value(kind, start, cursor.at, element, count)
+        if kind is GGUFValueType.STRING:
+            start = cursor.at
+            cursor.skip(cursor.u64(f"the length of {key!r}"), f"the string {key!r}")
+        else:
+            start = cursor.skip(_SCALARS[kind].size, f"the value of {key!r}")
+        return Value(kind, start, cursor.at)
+
+    @staticmethod
+    def _kind(cursor: _Cursor, number: int, key: str) -> GGUFValueType:
+        try:
+            return GGUFValueType(number)
+        except ValueError:
+            raise cursor.fail(f"metadata key {key!r} has the unknown type {number}") from None
+
+    def _parse_tensors(self, cursor: _Cursor, n_tensors: int) -> None:
+        entries: dict[str, tuple[tuple[int, ...], GGMLQuantizationType, int, int]] = {}
+        for _ in range(n_tensors):
+            name = cursor.name("a tensor name")
+            if name in entries:
+                raise cursor.fail(f"tensor {name!r} occurs twice")
+            n_dims = cursor.u32(f"the rank of {name!r}")
+            if n_dims > _MAX_DIMS:
+                raise cursor.fail(f"tensor {name!r} claims {n_dims} dimensions")
+            shape = tuple(cursor.u64(f"the shape of {name!r}") for _ in range(n_dims))
+            number = cursor.u32(f"the type of {name!r}")
+            try:
+                kind = GGMLQuantizationType(number)
+            except ValueError:
+                raise cursor.fail(
+                    f"tensor {name!r} has type {number}, which this version does not know,"
+                ) from None
+            entries[name] = (
+                shape,
+                kind,
+                cursor.u64(f"the offset of {name!r}"),
+                self._n_bytes(cursor, name, shape, kind),
+            )
+        self._place_tensors(cursor, entries)
+
+    @staticmethod
+    def _n_bytes(
+        cursor: _Cursor, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType
+    ) -> int:
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+        n_elements = 1
+        for extent in shape:
+            n_elements *= extent
+        if (shape[0] if shape else 1) % block != 0:
+            raise cursor.fail(
+                f"rows of tensor {name!r} ({shape}) do not divide into {kind.name} blocks"
+            )
+        return n_elements // block * block_bytes
+
+    def _place_tensors(
+        self,
+        cursor: _Cursor,
+        entries: dict[str, tuple[tuple[int, ...], GGMLQuantizationType, int, int]],
+    ) -> None:
+        """Make relative offsets absolute; refuse those that overlap or leave the file."""
+        alignment = self._alignment(cursor)
+        base = (cursor.at + alignment - 1) // alignment * alignment
+        self.tensors: dict[str, TensorEntry] = {}
+        used = base
+        for name, (shape, kind, offset, n_bytes) in sorted(entries.items(), key=lambda e: e[1][2]):
+            start = base + offset
+            if offset % alignment != 0:
+                raise cursor.fail(f"tensor {name!r} is not aligned to {alignment} bytes")
+            if start < used:
+                raise cursor.fail(f"tensor {name!r} overlaps the one before it")
+            if n_bytes > self.size - start:
+                raise cursor.fail(
+                    f"tensor {name!r} ends at byte {start + n_bytes}, the file at {self.size}; "
+                    "noticed"
+                )
+            used = start + n_bytes
+            self.tensors[name] = TensorEntry(name, shape, kind, start, n_bytes)
+
+    def _alignment(self, cursor: _Cursor) -> int:
+        value = self.values.get("general.alignment")
+        if value is None:
+            return 32
+        alignment = self.get("general.alignment")
+        if (
+            value.kind is not GGUFValueType.UINT32
+            or not 8 <= alignment <= _MAX_ALIGNMENT
+            or alignment & (alignment - 1)
+        ):
+            raise cursor.fail(f"general.alignment is {alignment!r}; noticed")
+        return int(alignment)
+
+    def raw_value(self, key: str) -> bytes:
+        """The value's bytes as they stand in the file, without the leading type tag."""
+        value = self.values[key]
+        return self._data[value.start : value.stop]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value as a Python object (arrays as lists), or `default` when absent."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if value.kind is GGUFValueType.STRING:
+            return self._text(value.start)[0]
+        if value.kind is not GGUFValueType.ARRAY:
+            return _SCALARS[value.kind].unpack_from(self._data, value.start)[0]
+        assert value.element is not None
+        if value.element is GGUFValueType.STRING:
+            return list(self._strings(value))
+        dtype = np.dtype(_NUMPY[value.element])
+        flat = np.frombuffer(self._data[value.start + 12 : value.stop], dtype)
+        return flat.tolist()
+
+    def _text(self, start: int) -> tuple[str, int]:
+        (n_bytes,) = _U64.unpack_from(self._data, start)
+        stop = start + 8 + n_bytes
+        # Vocabularies hold pieces of multi-byte characters in some models.
+        return self._data[start + 8 : stop].decode("utf-8", errors="replace"), stop
+
+    def _strings(self, value: Value) -> Iterator[str]:
+        at = value.start + 12
+        for _ in range(value.count):
+            text, at = self._text(at)
+            yield text
+
+    def tensor_bytes(self, name: str) -> bytes:
+        """The bytes of one tensor."""
+        entry = self.tensors[name]
+        return self._data[entry.offset : entry.offset + entry.n_bytes]

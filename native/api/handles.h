@@ -1,0 +1,25 @@
+// What the opaque handles of dflash2.h hold.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/session.h"
+#include "llama/target.h"
+#include "model/drafter.h"
+
+struct df2_target {
+  std::unique_ptr<df2::Target> target;
+};
+
+struct df2_drafter {
+  std::shared_ptr<const df2::Drafter> drafter;
+};
+
+struct df2_session {
+  std::unique_ptr<df2::Session> session;
+  // the last draft, unpacked for df2_draft
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> candidates;
+  std::vector<float> scores;
+};

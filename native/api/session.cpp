@@ -1,0 +1,139 @@
+// The C API for sessions.
+#include "core/session.h"
+
+#include <cstring>
+
+#include "api/guard.h"
+#include "api/handles.h"
+
+using df2::guard;
+using df2::require;
+
+namespace {
+
+ggml_type to_ggml(int32_t cache_type) {
+  require(cache_type == DF2_CACHE_F16 || cache_type == DF2_CACHE_F32, "options.cache_type is not a df2_cache_type");
+  return cache_type == DF2_CACHE_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
+}
+
+void unpack(df2_session *session, const df2::Draft &draft) {
+  const size_t k = static_cast<size_t>(draft.n_candidates);
+  const size_t n_draft = static_cast<size_t>(draft.n_draft);
+  session->tokens.resize(n_draft);
+  session->candidates.resize(n_draft * k);
+  session->scores.resize(n_draft * k);
+  for (size_t i = 0; i < n_draft; ++i) {
+    const int32_t *row = draft.selection + i * (1 + 2 * k);
+    session->tokens[i] = row[0];
+    std::memcpy(&session->candidates[i * k], row + 1, k * sizeof(int32_t));
+    std::memcpy(&session->scores[i * k], row + 1 + k, k * sizeof(float));
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t df2_session_options_init(df2_session_options *options, size_t size) {
+  return guard([&] { df2::init_options(options, size, df2_session_options DF2_SESSION_OPTIONS_INIT); });
+}
+
+int32_t df2_session_create(df2_session **out, df2_target *target, const df2_drafter *drafter,
+                           const df2_session_options *options) {
+  return guard([&] {
+    require(out != nullptr, "out is NULL");
+    *out = nullptr;
+    require(target != nullptr, "target is NULL");
+    const df2_session_options given = df2::read_options(options, df2_session_options DF2_SESSION_OPTIONS_INIT);
+    const df2::SessionOptions chosen = {given.n_draft, given.window, to_ggml(given.cache_type), given.ignore_end != 0};
+    auto handle = std::make_unique<df2_session>();
+    handle->session = std::make_unique<df2::Session>(*target->target, drafter != nullptr ? drafter->drafter : nullptr,
+                                                     chosen);
+    *out = handle.release();
+  });
+}
+
+void df2_session_free(df2_session *session) {
+  delete session;
+}
+
+int32_t df2_session_set_sampler(df2_session *session, struct llama_sampler *sampler) {
+  return guard([&] {
+    require(session != nullptr, "session is NULL");
+    session->session->set_sampler(sampler);
+  });
+}
+
+int32_t df2_session_set_n_draft(df2_session *session, int32_t n_draft) {
+  return guard([&] {
+    require(session != nullptr, "session is NULL");
+    session->session->set_n_draft(n_draft);
+  });
+}
+
+int32_t df2_session_prefill(df2_session *session, const int32_t *tokens, int32_t n_tokens) {
+  return guard([&] {
+    require(session != nullptr, "session is NULL");
+    require(n_tokens >= 1, "n_tokens must be at least 1");
+    require(tokens != nullptr, "tokens is NULL");
+    session->session->prefill(tokens, n_tokens);
+  });
+}
+
+int32_t df2_session_step(df2_session *session, int32_t *tokens, int32_t capacity, df2_step_result *result) {
+  return guard([&] {
+    require(result != nullptr, "result is NULL");
+    *result = {};
+    require(session != nullptr, "session is NULL");
+    require(tokens != nullptr && capacity >= 1, "tokens needs room for at least one token");
+    *result = session->session->step(tokens, capacity);
+  });
+}
+
+int32_t df2_session_rewind(df2_session *session, int32_t n_tokens) {
+  return guard([&] {
+    require(session != nullptr, "session is NULL");
+    session->session->rewind(n_tokens);
+  });
+}
+
+int32_t df2_session_n_tokens(const df2_session *session) {
+  return session != nullptr ? session->session->n_tokens() : 0;
+}
+
+int32_t df2_session_draft(df2_session *session, int32_t n_draft, df2_draft *draft) {
+  return guard([&] {
+    require(session != nullptr, "session is NULL");
+    require(draft != nullptr && draft->struct_size >= sizeof(uint32_t), "draft is NULL or its struct_size is not set");
+    const df2::Draft made = session->session->draft(n_draft);
+    unpack(session, made);
+    df2_draft found = {};
+    found.n_draft = made.n_draft;
+    found.n_candidates = made.n_candidates;
+    found.n_embd = session->session->drafter_params()->n_embd;
+    found.n_vocab = made.n_vocab;
+    found.tokens = session->tokens.data();
+    found.candidates = session->candidates.data();
+    found.scores = session->scores.data();
+    found.hidden = made.hidden;
+    found.logits = made.logits;
+    df2::write_result(draft, found);
+  });
+}
+
+int32_t df2_session_stats_get(const df2_session *session, df2_stats *stats) {
+  return guard([&] {
+    require(session != nullptr, "session is NULL");
+    df2_stats found = {};
+    session->session->read_stats(&found);
+    df2::write_result(stats, found);
+  });
+}
+
+void df2_session_stats_reset(df2_session *session) {
+  if (session != nullptr) {
+    session->session->reset_stats();
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,383 @@
+#include "core/session.h"
+
+#include <algorithm>
+
+#include "common/error.h"
+#include "core/stopwatch.h"
+#include "ops/argmax/argmax.h"
+
+namespace df2 {
+
+namespace {
+
+// Context tokens a full-attention drafter attends to unless the program says otherwise: drafters are trained on
+// windows of this order, and their acceptance falls beyond it.
+constexpr int32_t kDefaultWindow = 2048;
+
+// While nothing is drafted, features are injected in groups of this many.
+constexpr int32_t kMaxPending = 64;
+
+// Prompt batch when every row must produce logits, because the last layer is tapped: logits of a whole batch would
+// dwarf the model.
+constexpr int32_t kAllLogitsBatch = 64;
+
+// A fine-tune may rename a few reserved tokens; more different entries than one in this many are another tokenizer.
+constexpr int32_t kTokenTolerance = 100;
+
+void check_pair(const Target &target, const Drafter &drafter) {
+  const DrafterParams &params = drafter.params();
+  const auto mismatch = [&](const std::string &problem) {
+    throw Error(DF2_EMISMATCH, format("drafter '%s' does not fit this target: %s", drafter.path().c_str(),
+                                      problem.c_str()));
+  };
+  if (params.n_embd_target != target.n_embd()) {
+    mismatch(format("it was trained on hidden states of %d numbers, the target has %d", params.n_embd_target,
+                    target.n_embd()));
+  }
+  if (params.n_embd != target.n_embd() && params.n_vocab_draft == 0) {
+    mismatch(format("its hidden size is %d, but it shares the head of a target with %d", params.n_embd,
+                    target.n_embd()));
+  }
+  if (params.n_vocab != target.n_vocab()) {
+    mismatch(format("its vocabulary has %d tokens, the target's %d", params.n_vocab, target.n_vocab()));
+  }
+  const int32_t last_tap = *std::max_element(params.taps.begin(), params.taps.end());
+  if (last_tap > target.n_layer()) {
+    mismatch(format("it taps layer %d, the target has %d layers", last_tap - 1, target.n_layer()));
+  }
+  const int32_t n_different = target.n_token_mismatches(drafter.token_hashes());
+  if (n_different > params.n_vocab / kTokenTolerance) {
+    mismatch(format("%d of %d tokens differ; convert the drafter with this target's tokenizer", n_different,
+                    params.n_vocab));
+  }
+}
+
+}  // namespace
+
+Session::Session(Target &target, std::shared_ptr<const Drafter> drafter, const SessionOptions &options)
+    : target_(target), options_(options) {
+  if (target.has_session) {
+    throw Error(DF2_EINVAL, "the target already has a session; free that one first");
+  }
+  const std::string problem = target.rewind_problem();
+  if (!problem.empty()) {
+    throw Error(DF2_EUNSUPPORTED, problem);
+  }
+  if (options.window < 0 || options.window > (1 << 20)) {
+    throw Error(DF2_EINVAL, format("window must be between 0 and %d", 1 << 20));
+  }
+  if (drafter != nullptr) {
+    check_pair(target, *drafter);
+    const int32_t trained = drafter->params().n_ctx_train;
+    RunnerOptions runner;
+    runner.full_window = options.window > 0 ? options.window : std::min(kDefaultWindow, trained);
+    runner.cache_type = options.cache_type;
+    runner.n_threads = target.n_threads();
+    runner.threadpool = target.threadpool();
+    runner_ = std::make_unique<DrafterRunner>(drafter, target.shared_weights(), runner);
+  }
+  set_n_draft(options.n_draft);
+  target.select_taps(drafter != nullptr ? drafter->params().taps : std::vector<int32_t>());
+  target.clear();
+  target.has_session = true;
+}
+
+Session::~Session() {
+  target_.has_session = false;
+  try {
+    target_.select_taps({});
+  } catch (const Error &) {
+    // without taps there is nothing to stop
+  }
+}
+
+int32_t Session::max_draft() const {
+  return runner_ != nullptr ? runner_->drafter().params().block_size - 1 : 0;
+}
+
+void Session::set_n_draft(int32_t n_draft) {
+  if (n_draft < -1 || n_draft > max_draft()) {
+    throw Error(DF2_EINVAL, format("n_draft is %d; %s allows -1 (chosen while running) to %d", n_draft,
+                                   runner_ != nullptr ? "this drafter" : "a session without a drafter", max_draft()));
+  }
+  options_.n_draft = n_draft;
+  if (n_draft == -1 && runner_ != nullptr && draft_length_ == nullptr) {
+    draft_length_ = std::make_unique<DraftLength>(max_draft());
+  }
+}
+
+void Session::check_alive() const {
+  if (poisoned_) {
+    throw Error(DF2_EPOISONED, "an earlier failure left this session unusable; free it and create another");
+  }
+}
+
+void Session::check_tokens(const int32_t *tokens, int32_t n_tokens) const {
+  for (int32_t i = 0; i < n_tokens; ++i) {
+    if (tokens[i] < 0 || tokens[i] >= target_.n_vocab()) {
+      throw Error(DF2_EINVAL, format("token %d at index %d is outside the vocabulary of %d", tokens[i], i,
+                                     target_.n_vocab()));
+    }
+  }
+}
+
+float *Session::pending_room(int32_t n_rows) {
+  if (runner_ == nullptr) {
+    return nullptr;
+  }
+  const auto width = static_cast<size_t>(runner_->n_features());
+  pending_.resize(static_cast<size_t>(n_pending_ + n_rows) * width);
+  return pending_.data() + static_cast<size_t>(n_pending_) * width;
+}
+
+// Pending rows end at the newest decoded token.
+void Session::flush_pending() {
+  if (runner_ != nullptr && n_pending_ > 0) {
+    runner_->inject(pending_.data(), n_pending_, n_decoded_ - n_pending_);
+    n_pending_ = 0;
+  }
+}
+
+// The logits of the last prefill are gone, so its last token becomes an anchor that will be decoded again.
+void Session::forget_logits() {
+  if (n_decoded_ > 0 && n_decoded_ == n_tokens()) {
+    --n_decoded_;
+    if (!target_.truncate(n_decoded_)) {
+      poisoned_ = true;
+    }
+    if (runner_ != nullptr) {
+      runner_->rewind(n_decoded_);
+      n_pending_ = std::max(0, n_pending_ - 1);
+    }
+  }
+}
+
+void Session::decode_prompt(const std::vector<int32_t> &tokens) {
+  const auto n_total = static_cast<int32_t>(tokens.size());
+  const int32_t end = n_decoded_ + n_total;
+  bool all_logits = false;
+  if (runner_ != nullptr) {
+    const std::vector<int32_t> &taps = runner_->drafter().params().taps;
+    all_logits = std::count(taps.begin(), taps.end(), target_.n_layer()) != 0;
+  }
+  const int32_t n_batch = all_logits ? std::min(kAllLogitsBatch, target_.n_batch()) : target_.n_batch();
+  for (int32_t done = 0; done < n_total;) {
+    const int32_t n = std::min(n_batch, n_total - done);
+    // rows that later ones of this very prompt would push out of the cache need not be read
+    const bool is_seen = runner_ != nullptr && n_decoded_ + n > end - runner_->capacity();
+    target_.decode(tokens.data() + done, n, n_decoded_, false, is_seen ? pending_room(n) : nullptr);
+    n_decoded_ += n;
+    done += n;
+    if (is_seen) {
+      n_pending_ = n;
+      flush_pending();
+    }
+  }
+}
+
+void Session::prefill(const int32_t *tokens, int32_t n_tokens) {
+  check_alive();
+  check_tokens(tokens, n_tokens);
+  if (n_tokens > target_.n_ctx() - this->n_tokens()) {
+    throw Error(DF2_ECONTEXT, format("%d tokens do not fit behind the %d in a context of %d; rewind, or open the "
+                                     "target with a larger n_ctx",
+                                     n_tokens, this->n_tokens(), target_.n_ctx()));
+  }
+  const Stopwatch watch(&stats_.prefill_us);
+  const int32_t n_before = n_decoded_;
+  std::vector<int32_t> undecoded(tokens_.begin() + n_decoded_, tokens_.end());
+  undecoded.insert(undecoded.end(), tokens, tokens + n_tokens);
+  try {
+    flush_pending();
+    decode_prompt(undecoded);
+  } catch (...) {
+    n_decoded_ = n_before;
+    n_pending_ = 0;
+    poisoned_ = !target_.truncate(n_before);
+    if (runner_ != nullptr) {
+      runner_->rewind(n_before);
+    }
+    forget_logits();
+    throw;
+  }
+  tokens_.insert(tokens_.end(), tokens, tokens + n_tokens);
+  stats_.n_prefill += static_cast<uint64_t>(undecoded.size());
+}
+
+int32_t Session::choose_n_draft(int32_t capacity) const {
+  const int32_t wanted = options_.n_draft >= 0      ? options_.n_draft
+                         : draft_length_ != nullptr ? draft_length_->choose()
+                                                    : 0;
+  // the anchor needs one place in the context and in the batch, the bonus token one in the output
+  const int32_t room = std::min({capacity, target_.n_ctx() - n_decoded_, target_.n_batch()}) - 1;
+  return std::clamp(wanted, 0, std::max(0, room));
+}
+
+Draft Session::run_draft(int32_t n_draft) {
+  const Stopwatch watch(&stats_.draft_us);
+  const Draft draft = runner_->draft(pending_.data(), n_pending_, tokens_.back(), n_decoded_, n_draft);
+  n_pending_ = 0;
+  return draft;
+}
+
+int32_t Session::pick(int32_t row) {
+  if (sampler_ != nullptr) {
+    return target_.sample(sampler_, row);
+  }
+  return static_cast<int32_t>(df2_argmax_f32_ref(target_.logits(row), target_.n_vocab()));
+}
+
+df2_step_result Session::take_prefilled(int32_t *tokens) {
+  const Stopwatch watch(&stats_.accept_us);
+  tokens[0] = pick(-1);
+  tokens_.push_back(tokens[0]);
+  stats_.n_generated += 1;
+  return {1, 0, 0, !options_.ignore_end && target_.is_end(tokens[0]) ? 1 : 0};
+}
+
+// Walks the verified positions: each picked token is kept, and while it is also the drafted one the next position's
+// logits are valid. batch: anchor and draft.
+void Session::accept(const std::vector<int32_t> &batch, int32_t *tokens, df2_step_result *result) {
+  const Stopwatch watch(&stats_.accept_us);
+  const auto n_rows = static_cast<int32_t>(batch.size());
+  for (int32_t row = 0; row < n_rows; ++row) {
+    const int32_t token = pick(row);
+    const bool is_drafted = row + 1 < n_rows && token == batch[static_cast<size_t>(row) + 1];
+    tokens[row] = token;
+    result->n_tokens = row + 1;
+    result->n_accepted += is_drafted ? 1 : 0;
+    result->is_end = !options_.ignore_end && target_.is_end(token) ? 1 : 0;
+    if (!is_drafted || result->is_end != 0) {
+      return;
+    }
+  }
+}
+
+df2_step_result Session::step(int32_t *tokens, int32_t capacity) {
+  check_alive();
+  if (tokens_.empty()) {
+    throw Error(DF2_EINVAL, "there is nothing to continue: prefill at least one token first");
+  }
+  if (n_decoded_ == n_tokens()) {
+    return take_prefilled(tokens);
+  }
+  if (n_decoded_ >= target_.n_ctx()) {
+    throw Error(DF2_ECONTEXT, format("the context of %d tokens is full; rewind, or open the target with a larger n_ctx",
+                                     target_.n_ctx()));
+  }
+  const auto timed = [this] { return stats_.draft_us + stats_.verify_us + stats_.accept_us; };
+  const uint64_t timed_before = timed();
+  uint64_t cycle_us = 0;
+  df2_step_result result;
+  {
+    const Stopwatch watch(&cycle_us);
+    result = cycle(tokens, capacity);
+  }
+  stats_.other_us += cycle_us - (timed() - timed_before);
+  return result;
+}
+
+df2_step_result Session::cycle(int32_t *tokens, int32_t capacity) {
+  const uint64_t draft_before = stats_.draft_us;
+  const uint64_t verify_before = stats_.verify_us;
+  df2_step_result result = {};
+  std::vector<int32_t> batch = {tokens_.back()};
+  result.n_drafted = choose_n_draft(capacity);
+  if (result.n_drafted > 0) {
+    const Draft draft = run_draft(result.n_drafted);
+    for (int32_t i = 0; i < draft.n_draft; ++i) {
+      batch.push_back(draft.token(i));
+    }
+  }
+  verify(batch);
+  accept(batch, tokens, &result);
+  if (result.n_tokens < static_cast<int32_t>(batch.size()) && !target_.truncate(n_decoded_ + result.n_tokens)) {
+    poisoned_ = true;
+    throw Error(DF2_EPOISONED, "the target's memory refused to drop rejected tokens; free the session");
+  }
+  tokens_.insert(tokens_.end(), tokens, tokens + result.n_tokens);
+  n_decoded_ += result.n_tokens;
+  n_pending_ += runner_ != nullptr ? result.n_tokens : 0;
+  if (draft_length_ != nullptr) {
+    draft_length_->observe(result.n_drafted, result.n_accepted, stats_.draft_us - draft_before,
+                           stats_.verify_us - verify_before);
+  }
+  count_cycle(result);
+  if (n_pending_ >= kMaxPending) {
+    const Stopwatch watch(&stats_.draft_us);
+    flush_pending();
+  }
+  return result;
+}
+
+void Session::verify(const std::vector<int32_t> &batch) {
+  const Stopwatch watch(&stats_.verify_us);
+  const auto n_rows = static_cast<int32_t>(batch.size());
+  try {
+    target_.decode(batch.data(), n_rows, n_decoded_, true, pending_room(n_rows));
+  } catch (const Error &error) {
+    poisoned_ = error.status() == DF2_EPOISONED;
+    throw;
+  }
+}
+
+void Session::count_cycle(const df2_step_result &result) {
+  stats_.n_cycles += 1;
+  stats_.n_generated += static_cast<uint64_t>(result.n_tokens);
+  stats_.n_drafted += static_cast<uint64_t>(result.n_drafted);
+  stats_.n_accepted += static_cast<uint64_t>(result.n_accepted);
+  for (int32_t i = 0; i < result.n_drafted; ++i) {
+    stats_.drafted_at[i] += 1;
+    stats_.accepted_at[i] += i < result.n_accepted ? 1 : 0;
+  }
+}
+
+Draft Session::draft(int32_t n_draft) {
+  check_alive();
+  if (runner_ == nullptr) {
+    throw Error(DF2_EINVAL, "this session has no drafter");
+  }
+  if (tokens_.empty() || n_decoded_ == n_tokens()) {
+    throw Error(DF2_EINVAL, "there is no anchor to draft from: step once after the prefill");
+  }
+  if (n_draft < 1 || n_draft > max_draft()) {
+    throw Error(DF2_EINVAL, format("n_draft is %d; 1 to %d are possible with this drafter", n_draft, max_draft()));
+  }
+  return run_draft(n_draft);
+}
+
+void Session::rewind(int32_t n_tokens) {
+  check_alive();
+  if (n_tokens < 0 || n_tokens > this->n_tokens()) {
+    throw Error(DF2_EINVAL, format("cannot rewind to %d tokens: the sequence has %d", n_tokens, this->n_tokens()));
+  }
+  if (n_tokens == this->n_tokens()) {
+    return;
+  }
+  // the last kept token becomes the anchor
+  const int32_t n_kept = std::max(0, n_tokens - 1);
+  if (!target_.can_continue_at(n_kept) || !target_.truncate(n_kept)) {
+    throw Error(DF2_EREWIND, format("the target's memory no longer holds what token %d attends to; rewind to 0 and "
+                                    "prefill again",
+                                    n_tokens));
+  }
+  if (runner_ != nullptr) {
+    runner_->rewind(n_kept);
+    n_pending_ = std::max(0, n_pending_ - (n_decoded_ - n_kept));
+  }
+  tokens_.resize(static_cast<size_t>(n_tokens));
+  n_decoded_ = n_kept;
+}
+
+void Session::read_stats(df2_stats *stats) const {
+  const uint32_t struct_size = stats->struct_size;
+  *stats = stats_;
+  stats->struct_size = struct_size;
+  if (runner_ != nullptr) {
+    stats->drafter_cache_bytes = runner_->cache_bytes();
+    stats->drafter_compute_bytes = runner_->compute_bytes();
+    stats->drafter_weights_bytes = runner_->drafter().weights_bytes();
+  }
+}
+
+}  // namespace df2

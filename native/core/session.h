@@ -1,0 +1,77 @@
+// One sequence: prefill, draft, verify, accept, rewind.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/draft_length.h"
+#include "dflash2.h"
+#include "llama/target.h"
+#include "model/drafter_runner.h"
+
+namespace df2 {
+
+struct SessionOptions {
+  int32_t n_draft;  // -1: chosen by DraftLength
+  int32_t window;   // 0: default
+  ggml_type cache_type;
+  bool ignore_end;
+};
+
+class Session {
+ public:
+  // drafter may be null: plain decoding. Throws DF2_EMISMATCH, DF2_EUNSUPPORTED, DF2_EINVAL, DF2_ENOMEM.
+  Session(Target &target, std::shared_ptr<const Drafter> drafter, const SessionOptions &options);
+  ~Session();
+  Session(const Session &) = delete;
+  Session &operator=(const Session &) = delete;
+
+  void set_sampler(llama_sampler *sampler) { sampler_ = sampler; }
+  void set_n_draft(int32_t n_draft);
+  void prefill(const int32_t *tokens, int32_t n_tokens);
+  df2_step_result step(int32_t *tokens, int32_t capacity);
+  void rewind(int32_t n_tokens);
+  Draft draft(int32_t n_draft);
+  int32_t n_tokens() const { return static_cast<int32_t>(tokens_.size()); }
+  const DrafterParams *drafter_params() const { return runner_ != nullptr ? &runner_->drafter().params() : nullptr; }
+
+  void read_stats(df2_stats *stats) const;
+  void reset_stats() { stats_ = {}; }
+
+ private:
+  int32_t max_draft() const;
+  void check_alive() const;
+  void check_tokens(const int32_t *tokens, int32_t n_tokens) const;
+  void decode_prompt(const std::vector<int32_t> &tokens);
+  void forget_logits();
+  df2_step_result cycle(int32_t *tokens, int32_t capacity);
+  Draft run_draft(int32_t n_draft);
+  void verify(const std::vector<int32_t> &batch);
+  int32_t choose_n_draft(int32_t capacity) const;
+  int32_t pick(int32_t row);
+  df2_step_result take_prefilled(int32_t *tokens);
+  void accept(const std::vector<int32_t> &batch, int32_t *tokens, df2_step_result *result);
+  void count_cycle(const df2_step_result &result);
+  float *pending_room(int32_t n_rows);
+  void flush_pending();
+
+  Target &target_;
+  std::unique_ptr<DrafterRunner> runner_;
+  std::unique_ptr<DraftLength> draft_length_;  // null when the length is fixed
+  SessionOptions options_;
+  llama_sampler *sampler_ = nullptr;
+
+  std::vector<int32_t> tokens_;
+  // Tokens in the target's memory: all of them right after a prefill, else all but the last (the anchor).
+  int32_t n_decoded_ = 0;
+
+  // Features of the newest decoded tokens that the drafter's cache does not have yet.
+  std::vector<float> pending_;
+  int32_t n_pending_ = 0;
+
+  bool poisoned_ = false;
+  df2_stats stats_ = {};
+};
+
+}  // namespace df2

@@ -1,0 +1,312 @@
+/* dflash2.h - block-diffusion speculative decoding for llama.cpp targets.
+ *
+ * This is the only installed header. It is C11 and C++17, and needs neither ggml's nor llama.cpp's headers: their
+ * types appear only as pointers to incomplete structs.
+ *
+ * Conventions
+ *   Errors     Functions that can fail return DF2_OK (0) or a negative df2_status. The codes are pinned and never
+ *              reused. df2_error_last() gives the calling thread a sentence that names the problem and the remedy.
+ *   Ownership  `_load`, `_open`, `_attach` and `_create` hand out objects; each has one `_free`, which takes NULL.
+ *              Pointers returned by getters are borrowed from the object they were asked of.
+ *   Threads    One thread at a time per object, unless said otherwise; distinct sessions on distinct targets are
+ *              independent. A drafter is immutable and may be shared by sessions on any threads.
+ *   Options    Option structs begin with `struct_size`. Start from the _INIT macro (or the `_init` function, from a
+ *              language without macros); a NULL pointer means all defaults. Unknown non-zero fields are refused.
+ *   Failure    Every declaration says what state a failure leaves behind.
+ *   Glossary   target: the model whose text is wanted. drafter: the small DFlash model. block: the positions drafted
+ *              in one pass. anchor: the last verified token, position 0 of the block. verify: one target pass over
+ *              anchor and drafted tokens. tap: the hidden state after a chosen target layer. acceptance length:
+ *              accepted drafted tokens per cycle, plus one for the bonus token.
+ */
+#ifndef DFLASH2_H
+#define DFLASH2_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#if defined(DF2_BUILD)
+#define DF2_API __declspec(dllexport)
+#else
+#define DF2_API __declspec(dllimport)
+#endif
+#elif defined(DF2_BUILD)
+#define DF2_API __attribute__((visibility("default")))
+#else
+#define DF2_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* llama.cpp and ggml types this header only points to. */
+struct ggml_tensor;
+struct llama_context;
+struct llama_sampler;
+
+typedef struct df2_taps df2_taps;
+typedef struct df2_target df2_target;
+typedef struct df2_drafter df2_drafter;
+typedef struct df2_session df2_session;
+
+/* Longest draft the library makes, in tokens: the size of the per-position arrays in df2_stats. */
+#define DF2_MAX_DRAFT 64
+
+/* Most target layers a drafter may tap. */
+#define DF2_MAX_TAPS 32
+
+typedef enum df2_status {
+  DF2_OK = 0,
+  DF2_EINVAL = -1,       /* an argument is wrong; nothing changed */
+  DF2_ENOMEM = -2,       /* out of memory; nothing changed */
+  DF2_EIO = -3,          /* a file cannot be opened or read */
+  DF2_EFORMAT = -4,      /* a file is not what it claims to be, or is damaged */
+  DF2_EMISMATCH = -5,    /* this drafter does not fit this target */
+  DF2_EUNSUPPORTED = -6, /* valid, but not something this build can do */
+  DF2_ECONTEXT = -7,     /* the target's context is full; rewind, or open it with a larger n_ctx */
+  DF2_EREWIND = -8,      /* the target's memory cannot go back that far; nothing changed */
+  DF2_EBACKEND = -9,     /* llama.cpp failed to compute; the message says whether the session survived */
+  DF2_EPOISONED = -10,   /* an earlier failure left the session unusable; free it */
+  DF2_EINTERNAL = -11    /* a defect in this library; please report the message */
+} df2_status;
+
+/* ---------------------------------------------------------------------------------------------------------------
+ * Library
+ * ------------------------------------------------------------------------------------------------------------ */
+
+/* The library's version, "major.minor.patch". Static storage. Any thread. */
+DF2_API const char *df2_version(void);
+
+/* The message of the calling thread's last failed call; "" before the first. Never NULL; valid until the thread's
+ * next failing call. Decide on the returned code, show the message. */
+DF2_API const char *df2_error_last(void);
+
+/* The name of a status, e.g. "DF2_EFORMAT"; "unknown" for any other number. Static storage. Any thread. */
+DF2_API const char *df2_status_name(int32_t status);
+
+typedef enum df2_log_level { DF2_LOG_INFO = 1, DF2_LOG_WARN = 2 } df2_log_level;
+
+typedef void (*df2_log_callback)(int32_t level, const char *message, void *payload);
+
+/* Where this library's own log lines go; NULL (the default) drops them. The library never writes to stdout or stderr.
+ * llama.cpp's log is llama_log_set's business. Call before other threads use the library. */
+DF2_API void df2_log_set(df2_log_callback callback, void *payload);
+
+/* ---------------------------------------------------------------------------------------------------------------
+ * Taps: how the target's hidden states are read
+ * ------------------------------------------------------------------------------------------------------------ */
+
+/* Creates the object that reads a target's hidden states. Only needed by programs that create the llama_context
+ * themselves: put df2_taps_eval and the object into llama_context_params.cb_eval and .cb_eval_user_data, create the
+ * context, then df2_target_attach it. Works for every architecture that names its layer outputs.
+ * Owned by the caller; must outlive the context. */
+DF2_API int32_t df2_taps_create(df2_taps **out);
+DF2_API void df2_taps_free(df2_taps *taps);
+
+/* A ggml_backend_sched_eval_callback; `taps` is the df2_taps. Called by llama.cpp, never by the program. */
+DF2_API bool df2_taps_eval(struct ggml_tensor *tensor, bool ask, void *taps);
+
+/* ---------------------------------------------------------------------------------------------------------------
+ * Target
+ * ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct df2_target_options {
+  uint32_t struct_size;
+  int32_t n_ctx;     /* context length in tokens; 0: the model's trained length, at most 4096 */
+  int32_t n_batch;   /* most tokens per prefill decode; 0: 512 */
+  int32_t n_threads; /* 0: one per physical core the process may use */
+} df2_target_options;
+
+#define DF2_TARGET_OPTIONS_INIT {sizeof(df2_target_options), 0, 0, 0}
+
+/* Fills in the defaults. `size` is sizeof(df2_target_options) as the caller knows it. DF2_EINVAL for a size this
+ * library does not know. */
+DF2_API int32_t df2_target_options_init(df2_target_options *options, size_t size);
+
+/* Loads a GGUF model with llama.cpp on the CPU and creates a context whose hidden states can be tapped.
+ * The file's structure is checked first, because llama.cpp aborts on some damaged files.
+ * Errors: DF2_EIO, DF2_EFORMAT, DF2_ENOMEM, DF2_EUNSUPPORTED, DF2_EINVAL. On failure *out is NULL. */
+DF2_API int32_t df2_target_open(df2_target **out, const char *path, const df2_target_options *options);
+
+/* Wraps a context that the program created. The context is borrowed: it must outlive the target, and while a session
+ * exists nothing else may decode with it or change its memory (sequence 0 is the session's).
+ * taps: the object given to the context as cb_eval_user_data. NULL: hidden states are read as llama.cpp's own
+ * `layer input` outputs, which only some architectures record; df2_session_create says if this one does not.
+ * Errors: DF2_EINVAL. On failure *out is NULL and the context is as before. */
+DF2_API int32_t df2_target_attach(df2_target **out, struct llama_context *context, df2_taps *taps);
+
+/* The llama.cpp context behind a target: for tokenization, chat templates and samplers. Borrowed. */
+DF2_API struct llama_context *df2_target_context(const df2_target *target);
+
+/* Frees the target, and the model and context if df2_target_open made them. Free its sessions first. */
+DF2_API void df2_target_free(df2_target *target);
+
+/* ---------------------------------------------------------------------------------------------------------------
+ * Drafter
+ * ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct df2_drafter_options {
+  uint32_t struct_size;
+  int32_t version; /* require DFlash 1 or DFlash 2; 0: take either */
+} df2_drafter_options;
+
+#define DF2_DRAFTER_OPTIONS_INIT {sizeof(df2_drafter_options), 0}
+
+DF2_API int32_t df2_drafter_options_init(df2_drafter_options *options, size_t size);
+
+typedef struct df2_drafter_info {
+  uint32_t struct_size;
+  int32_t version; /* 1: DFlash, 2: DFlash2 (convolutions and selector) */
+  int32_t n_layer;
+  int32_t n_embd;
+  int32_t n_vocab; /* rows of the tokenizer in the file */
+  int32_t n_head;
+  int32_t n_head_kv;
+  int32_t block_size;
+  int32_t conv_kernel_size; /* 0 for version 1, as the next three */
+  int32_t conv_group_size;
+  int32_t selector_rank;
+  int32_t selector_top_k;
+  int32_t window;                      /* sliding window in tokens; 0: every layer attends to everything */
+  int32_t n_taps;                      /* target layers tapped */
+  int32_t tap_layers[DF2_MAX_TAPS];    /* counted as layer inputs: k means the output of layer k - 1, from 1 */
+  int32_t mask_token;                  /* token id */
+  int32_t is_causal;                   /* whether block positions attend only to earlier ones */
+  uint64_t weights_bytes;              /* tensor data in the file, memory-mapped */
+} df2_drafter_info;
+
+/* Loads a GGUF of architecture `dflash`, written by `pydflash2 convert` or by llama.cpp's own converter. The weights
+ * stay memory-mapped. Every count, shape, type and offset is checked against the others before ggml sees them.
+ * Errors: DF2_EIO, DF2_EFORMAT (damaged, or not a drafter), DF2_EUNSUPPORTED (a dflash variant without support here),
+ * DF2_EINVAL, DF2_ENOMEM. On failure *out is NULL. */
+DF2_API int32_t df2_drafter_load(df2_drafter **out, const char *path, const df2_drafter_options *options);
+
+/* Fills in *info; info->struct_size must be set. DF2_EINVAL otherwise. Any thread. */
+DF2_API int32_t df2_drafter_info_get(const df2_drafter *drafter, df2_drafter_info *info);
+
+/* Sessions keep what they need alive: a drafter may be freed before them. */
+DF2_API void df2_drafter_free(df2_drafter *drafter);
+
+/* ---------------------------------------------------------------------------------------------------------------
+ * Session: one sequence of tokens on one target
+ * ------------------------------------------------------------------------------------------------------------ */
+
+typedef enum df2_cache_type { DF2_CACHE_F16 = 0, DF2_CACHE_F32 = 1 } df2_cache_type;
+
+typedef struct df2_session_options {
+  uint32_t struct_size;
+  int32_t n_draft;    /* tokens drafted per cycle, at most block_size - 1; -1: chosen while running, from measured
+                         cost and acceptance, between none and block_size - 1; 0: none */
+  int32_t window;     /* most context tokens a full-attention drafter layer attends to; 0: 2048, or the trained
+                         context length if that is shorter. Layers with a window of their own keep it */
+  int32_t cache_type; /* df2_cache_type of the drafter's K/V cache */
+  int32_t ignore_end; /* non-zero: go on after an end-of-generation token */
+} df2_session_options;
+
+#define DF2_SESSION_OPTIONS_INIT {sizeof(df2_session_options), -1, 0, DF2_CACHE_F16, 0}
+
+DF2_API int32_t df2_session_options_init(df2_session_options *options, size_t size);
+
+/* Starts an empty sequence: clears the target's memory. drafter may be NULL: the session then decodes token by token,
+ * reads no taps, and is what "plain decoding" means in this project's measurements.
+ * Errors: DF2_EMISMATCH (drafter and target do not belong together), DF2_EUNSUPPORTED (recurrent or hybrid target,
+ * head or embeddings not in CPU memory, architecture without taps), DF2_EINVAL, DF2_ENOMEM.
+ * On failure *out is NULL and the target may be used on. One session per target at a time (DF2_EINVAL). */
+DF2_API int32_t df2_session_create(df2_session **out, df2_target *target, const df2_drafter *drafter,
+                                   const df2_session_options *options);
+
+DF2_API void df2_session_free(df2_session *session);
+
+/* Chooses how tokens are picked: NULL (the default) takes the target's most probable token, the lowest id among
+ * equals; otherwise any llama_sampler chain, borrowed until replaced or the session is freed. Drafted tokens are kept
+ * while the chain, run on the target's logits, picks the same ones, so the output is distributed exactly as without
+ * drafting, and identical to it for the same seed. The chain sees (accepts) every token it picks. */
+DF2_API int32_t df2_session_set_sampler(df2_session *session, struct llama_sampler *sampler);
+
+/* Changes df2_session_options.n_draft from the next step on. DF2_EINVAL if out of range; nothing changes then. */
+DF2_API int32_t df2_session_set_n_draft(df2_session *session, int32_t n_draft);
+
+/* Appends tokens to the sequence and decodes them, in batches of the context's n_batch. May be called again at any
+ * time, e.g. for the next turn of a chat. tokens: n_tokens ids, each in [0, vocabulary).
+ * Errors: DF2_EINVAL, DF2_ECONTEXT (nothing was decoded), DF2_EBACKEND. After DF2_EINVAL and DF2_ECONTEXT the session
+ * is as before; after DF2_EBACKEND it is as before, or poisoned if llama.cpp could not restore its memory. */
+DF2_API int32_t df2_session_prefill(df2_session *session, const int32_t *tokens, int32_t n_tokens);
+
+typedef struct df2_step_result {
+  int32_t n_tokens;   /* tokens written */
+  int32_t n_drafted;  /* tokens drafted in this cycle */
+  int32_t n_accepted; /* how many of them were kept: the first n_accepted tokens written were drafted */
+  int32_t is_end;     /* 1: the last token written ends the generation (never 1 with ignore_end) */
+} df2_step_result;
+
+/* Generates the next tokens and appends them to the sequence. Right after a prefill this is one token, at no decoding
+ * cost; otherwise one cycle: draft, verify, accept.
+ * tokens: room for `capacity` >= 1 ids; at most that many are generated, and at most DF2_MAX_DRAFT + 1.
+ * Errors: DF2_EINVAL (also: nothing prefilled), DF2_ECONTEXT (no room for one token: rewind), DF2_EBACKEND,
+ * DF2_EPOISONED. On failure result->n_tokens is 0 and the session is as before, or poisoned (DF2_EBACKEND only). */
+DF2_API int32_t df2_session_step(df2_session *session, int32_t *tokens, int32_t capacity, df2_step_result *result);
+
+/* Cuts the sequence to its first n_tokens tokens, in the target's memory and the drafter's cache alike. Generation
+ * then continues from the last kept token. The sampler is not rewound: reset it if it has memory.
+ * Errors: DF2_EINVAL (n_tokens out of range), DF2_EREWIND (a sliding-window target has dropped what it would need:
+ * rewind to 0 and prefill again). On failure nothing changed. */
+DF2_API int32_t df2_session_rewind(df2_session *session, int32_t n_tokens);
+
+/* Length of the sequence: prompt and generated tokens. */
+DF2_API int32_t df2_session_n_tokens(const df2_session *session);
+
+/* A draft as the drafter sees it; pointers are borrowed until the session's next call. */
+typedef struct df2_draft {
+  uint32_t struct_size;
+  int32_t n_draft;           /* drafted tokens */
+  int32_t n_candidates;      /* per position: selector_top_k, or 1 for version 1 */
+  int32_t n_embd;
+  int32_t n_vocab;           /* columns of logits */
+  const int32_t *tokens;     /* [n_draft] the selector's greedy path */
+  const int32_t *candidates; /* [n_draft][n_candidates] target ids, best logit first */
+  const float *scores;       /* [n_draft][n_candidates] logit plus transition from the path's previous token */
+  const float *hidden;       /* [n_draft + 1][n_embd] after the final norm, anchor first */
+  const float *logits;       /* [n_draft][n_vocab] after multiplier and softcap */
+} df2_draft;
+
+/* Drafts n_draft tokens (1 .. block_size - 1) after the current sequence and verifies nothing: for inspection and
+ * tests. The sequence is unchanged; the last token must be undecided, i.e. come from a step or a rewind, not from a
+ * prefill (DF2_EINVAL). Other errors as df2_session_step. */
+DF2_API int32_t df2_session_draft(df2_session *session, int32_t n_draft, df2_draft *draft);
+
+typedef struct df2_stats {
+  uint32_t struct_size;
+  uint32_t reserved;
+  /* Wall time by phase, microseconds. other_us: everything within prefill and step calls that is not the rest. */
+  uint64_t prefill_us; /* target decoding of prompts, and their injection into the drafter's cache */
+  uint64_t draft_us;   /* drafter graphs: injection, block, selection */
+  uint64_t verify_us;  /* target decoding of blocks and of single tokens */
+  uint64_t accept_us;  /* argmax or sampling on the target's logits */
+  uint64_t other_us;
+  uint64_t n_prefill;  /* prompt tokens decoded */
+  uint64_t n_cycles;   /* verify passes, with or without a draft */
+  uint64_t n_generated;
+  uint64_t n_drafted;
+  uint64_t n_accepted;
+  uint64_t drafted_at[DF2_MAX_DRAFT];  /* how often position i (from 0) was drafted */
+  uint64_t accepted_at[DF2_MAX_DRAFT]; /* how often it was accepted */
+  /* Memory, bytes. None of them depends on the target's context length. */
+  uint64_t drafter_cache_bytes;
+  uint64_t drafter_compute_bytes;
+  uint64_t drafter_weights_bytes; /* memory-mapped */
+} df2_stats;
+
+/* Fills in *stats since creation or the last reset; stats->struct_size must be set (DF2_EINVAL otherwise).
+ * Acceptance length is (n_accepted + n_cycles) / n_cycles. */
+DF2_API int32_t df2_session_stats_get(const df2_session *session, df2_stats *stats);
+
+/* Zeroes the counters and times; the memory figures and what the draft-length choice has learnt stay. */
+DF2_API void df2_session_stats_reset(df2_session *session);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* DFLASH2_H */

@@ -1,0 +1,258 @@
+#include "llama/target.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/cpu_count.h"
+#include "common/error.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "llama.h"
+#include "llama/load_guard.h"
+#include "model/gguf_file.h"
+
+namespace df2 {
+
+namespace {
+
+constexpr int32_t kDefaultContext = 4096;
+constexpr int32_t kDefaultBatch = 512;
+constexpr int32_t kMaxThreads = 512;  // ggml's own limit
+
+// llama.cpp aborts rather than fails on files whose numbers contradict each other, so the plainest are tested first.
+void check_target_file(const std::string &path) {
+  const GgufFile file(path);
+  const std::string architecture = file.text("general.architecture");
+  if (architecture == "dflash") {
+    throw Error(DF2_EFORMAT, format("'%s' is a drafter, not a target; swap the two files", path.c_str()));
+  }
+  if (file.tensors().empty()) {
+    throw Error(DF2_EFORMAT, format("'%s' holds no tensors (only a vocabulary?)", path.c_str()));
+  }
+  file.integer(architecture + ".block_count", 1, 4096);
+  file.integer(architecture + ".embedding_length", 1, 1 << 20);
+  file.integer(architecture + ".context_length", 1, 1 << 30);
+  if (file.texts("tokenizer.ggml.tokens").empty()) {
+    throw Error(DF2_EFORMAT, format("'%s' has an empty tokenizer", path.c_str()));
+  }
+}
+
+void fill_batch(llama_batch *batch, const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits) {
+  batch->n_tokens = n_tokens;
+  for (int32_t i = 0; i < n_tokens; ++i) {
+    batch->token[i] = tokens[i];
+    batch->pos[i] = position + i;
+    batch->n_seq_id[i] = 1;
+    batch->seq_id[i][0] = 0;
+    batch->logits[i] = all_logits || i + 1 == n_tokens;
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Target> Target::open(const std::string &path, const TargetOptions &options) {
+  if (options.n_ctx < 0 || options.n_batch < 0 || options.n_threads < 0 || options.n_threads > kMaxThreads) {
+    throw Error(DF2_EINVAL, format("n_ctx, n_batch and n_threads must not be negative, nor n_threads above %d",
+                                   kMaxThreads));
+  }
+  check_target_file(path);
+  llama_backend_init();
+  std::unique_ptr<Target> target(new Target());
+  target->own_taps_ = std::make_unique<df2_taps>();
+  target->owns_context_ = true;
+  const LoadGuard guard;
+  const auto fail = [&](df2_status status, const char *what) {
+    const std::string detail = guard.message().empty() ? "see llama.cpp's log" : guard.message();
+    throw Error(status, format("llama.cpp cannot %s '%s' (%s)", what, path.c_str(), detail.c_str()));
+  };
+  llama_model_params model_params = llama_model_default_params();
+  model_params.n_gpu_layers = 0;  // the drafter computes with the head and embeddings on the CPU
+  try {
+    target->model_ = llama_model_load_from_file(path.c_str(), model_params);
+  } catch (const std::exception &) {
+    target->model_ = nullptr;  // an abort that llama.cpp's own handlers did not meet
+  }
+  if (target->model_ == nullptr) {
+    fail(DF2_EFORMAT, "load");
+  }
+  const int32_t n_ctx_train = llama_model_n_ctx_train(target->model_);
+  llama_context_params params = llama_context_default_params();
+  params.n_ctx = static_cast<uint32_t>(options.n_ctx > 0 ? options.n_ctx : std::min(n_ctx_train, kDefaultContext));
+  params.n_batch = static_cast<uint32_t>(options.n_batch > 0 ? options.n_batch : kDefaultBatch);
+  params.n_ubatch = params.n_batch;
+  params.n_threads = options.n_threads > 0 ? options.n_threads : physical_cores();
+  params.n_threads_batch = params.n_threads;
+  params.n_seq_max = 1;
+  params.cb_eval = df2_taps_eval;
+  params.cb_eval_user_data = target->own_taps_.get();
+  params.no_perf = true;
+  try {
+    target->context_ = llama_init_from_model(target->model_, params);
+  } catch (const std::exception &) {
+    target->context_ = nullptr;
+  }
+  if (target->context_ == nullptr) {
+    fail(DF2_ENOMEM, format("create a context of %u tokens for", params.n_ctx).c_str());
+  }
+  ggml_threadpool_params pool = ggml_threadpool_params_default(params.n_threads);
+  target->threadpool_ = ggml_threadpool_new(&pool);
+  llama_attach_threadpool(target->context_, target->threadpool_, target->threadpool_);
+  target->taps_ = target->own_taps_.get();
+  target->vocab_ = llama_model_get_vocab(target->model_);
+  target->batch_ = std::make_unique<llama_batch>(llama_batch_init(target->n_batch(), 0, 1));
+  return target;
+}
+
+std::unique_ptr<Target> Target::attach(llama_context *context, df2_taps *taps) {
+  std::unique_ptr<Target> target(new Target());
+  target->context_ = context;
+  target->taps_ = taps;
+  target->model_ = const_cast<llama_model *>(llama_get_model(context));
+  target->vocab_ = llama_model_get_vocab(target->model_);
+  target->batch_ = std::make_unique<llama_batch>(llama_batch_init(target->n_batch(), 0, 1));
+  return target;
+}
+
+Target::~Target() {
+  if (batch_ != nullptr) {
+    llama_batch_free(*batch_);
+  }
+  if (owns_context_) {
+    llama_free(context_);
+    llama_model_free(model_);
+    ggml_threadpool_free(threadpool_);
+  }
+}
+
+int32_t Target::n_ctx() const {
+  return static_cast<int32_t>(llama_n_ctx_seq(context_));
+}
+
+int32_t Target::n_batch() const {
+  return static_cast<int32_t>(llama_n_batch(context_));
+}
+
+int32_t Target::n_threads() const {
+  return llama_n_threads(context_);
+}
+
+int32_t Target::n_vocab() const {
+  return llama_vocab_n_tokens(vocab_);
+}
+
+int32_t Target::n_layer() const {
+  return llama_model_n_layer(model_);
+}
+
+int32_t Target::n_embd() const {
+  return llama_model_n_embd(model_);
+}
+
+bool Target::is_end(int32_t token) const {
+  return llama_vocab_is_eog(vocab_, token);
+}
+
+std::string Target::architecture() const {
+  char name[128] = "";
+  llama_model_meta_val_str(model_, "general.architecture", name, sizeof(name));
+  return name;
+}
+
+std::string Target::rewind_problem() const {
+  if (llama_model_is_recurrent(model_) || llama_model_is_hybrid(model_)) {
+    return format("'%s' keeps a recurrent state, which cannot drop single tokens; only attention-only targets are "
+                  "supported",
+                  architecture().c_str());
+  }
+  if (llama_model_has_encoder(model_) || llama_get_memory(context_) == nullptr) {
+    return format("'%s' is not a decoder with a K/V cache", architecture().c_str());
+  }
+  return "";
+}
+
+int32_t Target::n_token_mismatches(const std::vector<uint32_t> &hashes) const {
+  const auto n_shared = std::min(hashes.size(), static_cast<size_t>(n_vocab()));
+  int32_t n_different = 0;
+  for (size_t i = 0; i < n_shared; ++i) {
+    const auto token = static_cast<int32_t>(i);
+    n_different += token_hash(llama_vocab_get_text(vocab_, token), token) != hashes[i] ? 1 : 0;
+  }
+  return n_different;
+}
+
+void Target::decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits) {
+  fill_batch(batch_.get(), tokens, n_tokens, position, all_logits);
+  const int32_t status = llama_decode(context_, *batch_);
+  if (status == 0) {
+    return;
+  }
+  const char *reason = status == 1 ? "no room in its memory" : status == 2 ? "aborted by the program" : "see its log";
+  // a failed decode may leave some micro-batches behind
+  if (!truncate(position)) {
+    throw Error(DF2_EPOISONED, format("llama_decode failed (%d: %s) and its memory could not be restored", status,
+                                      reason));
+  }
+  throw Error(DF2_EBACKEND, format("llama_decode failed (%d: %s); the session is as before", status, reason));
+}
+
+void Target::decode(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits, float *features) {
+  if (taps_ != nullptr) {
+    taps_->begin(features, n_tokens);
+  }
+  // the last layer computes only rows that ask for logits, so reading it means asking for all
+  const bool taps_last = features != nullptr && std::count(tap_layers_.begin(), tap_layers_.end(), n_layer()) != 0;
+  try {
+    decode_batch(tokens, n_tokens, position, all_logits || taps_last);
+  } catch (...) {
+    if (taps_ != nullptr) {
+      taps_->begin(nullptr, 0);
+    }
+    throw;
+  }
+  if (features == nullptr) {
+    return;
+  }
+  if (taps_ == nullptr) {
+    read_layer_inputs(features, n_tokens);
+    return;
+  }
+  const bool complete = taps_->complete();
+  taps_->begin(nullptr, 0);
+  if (!complete) {
+    truncate(position);
+    throw Error(DF2_EBACKEND, "llama.cpp did not show the hidden states of every tapped layer; is the df2_taps object "
+                              "the context's cb_eval_user_data, with df2_taps_eval as cb_eval?");
+  }
+}
+
+const float *Target::logits(int32_t i) const {
+  return llama_get_logits_ith(context_, i);
+}
+
+int32_t Target::sample(llama_sampler *sampler, int32_t i) const {
+  return llama_sampler_sample(sampler, context_, i);
+}
+
+bool Target::truncate(int32_t position) {
+  return llama_memory_seq_rm(llama_get_memory(context_), 0, position, -1);
+}
+
+bool Target::can_continue_at(int32_t position) const {
+  const int32_t n_swa = llama_model_n_swa(model_);
+  if (n_swa <= 0 || position == 0) {
+    return true;
+  }
+  // a sliding-window cache drops what its newest position no longer sees
+  const int32_t oldest = llama_memory_seq_pos_min(llama_get_memory(context_), 0);
+  return oldest >= 0 && oldest <= std::max(0, position - n_swa);
+}
+
+void Target::clear() {
+  llama_memory_clear(llama_get_memory(context_), true);
+}
+
+}  // namespace df2
+
+bool df2_taps_eval(ggml_tensor *tensor, bool ask, void *taps) {
+  return static_cast<df2_taps *>(taps)->on_tensor(tensor, ask);
+}

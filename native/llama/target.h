@@ -1,0 +1,95 @@
+// The target: a llama.cpp context, seen through what a session needs of it. Nothing above this folder includes
+// llama.cpp's headers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dflash2.h"
+#include "llama/taps.h"
+#include "model/drafter_graph.h"
+
+struct ggml_threadpool;
+struct llama_batch;
+struct llama_model;
+struct llama_vocab;
+
+namespace df2 {
+
+struct TargetOptions {
+  int32_t n_ctx;
+  int32_t n_batch;
+  int32_t n_threads;
+};
+
+class Target {
+ public:
+  static std::unique_ptr<Target> open(const std::string &path, const TargetOptions &options);
+  // taps may be null: hidden states then come from llama.cpp's layer-input outputs.
+  static std::unique_ptr<Target> attach(llama_context *context, df2_taps *taps);
+  ~Target();
+
+  llama_context *context() const { return context_; }
+  ggml_threadpool *threadpool() const { return threadpool_; }
+  int32_t n_ctx() const;
+  int32_t n_batch() const;
+  int32_t n_threads() const;
+  int32_t n_vocab() const;
+  int32_t n_layer() const;
+  int32_t n_embd() const;
+  bool is_end(int32_t token) const;
+  std::string architecture() const;
+
+  // Why the memory cannot drop single tokens (recurrent or hybrid); empty if it can.
+  std::string rewind_problem() const;
+
+  // How many of the vocabulary's entries differ from the drafter's tokenizer.
+  int32_t n_token_mismatches(const std::vector<uint32_t> &hashes) const;
+
+  // Embeddings and head, for use in other graphs. Throws DF2_EUNSUPPORTED if they cannot be shared.
+  SharedWeights shared_weights();
+
+  // From now on, decodes read these layers (as layer inputs). Throws DF2_EUNSUPPORTED if this architecture, or this
+  // context, does not show them. Empty: stop.
+  void select_taps(const std::vector<int32_t> &layers);
+
+  // Decodes tokens at positions position, position + 1, ... of sequence 0. all_logits: for every token, else for the
+  // last. features: [n_tokens][n_taps * n_embd] to fill, or null. n_tokens <= n_batch. On failure the memory is cut
+  // back to `position`; throws DF2_EBACKEND, or DF2_EPOISONED if that was impossible.
+  void decode(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits, float *features);
+
+  // Logits of the i-th token of the last decode that asked for them: [n_vocab].
+  const float *logits(int32_t i) const;
+
+  // Runs a sampler chain on those logits; the chain accepts what it picks.
+  int32_t sample(llama_sampler *sampler, int32_t i) const;
+
+  // Drops every position >= position. False if the memory cannot.
+  bool truncate(int32_t position);
+
+  // Whether the memory still holds everything a token at `position` may attend to.
+  bool can_continue_at(int32_t position) const;
+
+  void clear();
+
+  bool has_session = false;
+
+ private:
+  Target() = default;
+  void decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits);
+  void read_layer_inputs(float *features, int32_t n_tokens);
+
+  llama_model *model_ = nullptr;
+  const llama_vocab *vocab_ = nullptr;
+  llama_context *context_ = nullptr;
+  ggml_threadpool *threadpool_ = nullptr;
+  bool owns_context_ = false;
+  std::unique_ptr<df2_taps> own_taps_;
+  df2_taps *taps_ = nullptr;
+  std::vector<int32_t> tap_layers_;
+  std::unique_ptr<llama_batch> batch_;
+};
+
+}  // namespace df2

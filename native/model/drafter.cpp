@@ -1,0 +1,255 @@
+#include "model/drafter.h"
+
+#include <cstring>
+#include <map>
+
+#include "common/error.h"
+#include "ggml-cpu.h"
+#include "model/gguf_file.h"
+
+namespace df2 {
+
+namespace {
+
+// Creates ggml tensors over the mapped file, checking each against the shape the parameters imply.
+class TensorLoader {
+ public:
+  TensorLoader(const GgufFile &file, ggml_context *context, ggml_backend_buffer_t buffer)
+      : file_(file), context_(context), buffer_(buffer) {
+    for (const TensorInfo &tensor : file.tensors()) {
+      unused_[tensor.name] = &tensor;
+    }
+  }
+
+  bool has(const std::string &name) const { return unused_.count(name) != 0; }
+
+  // A matrix for ggml_mul_mat or ggml_get_rows, of any type the CPU can compute with: [columns, rows].
+  ggml_tensor *matrix(const std::string &name, int64_t columns, int64_t rows) {
+    const TensorInfo &info = take(name);
+    check_shape(info, columns, rows, 1);
+    const ggml_type_traits *traits = ggml_get_type_traits(info.type);
+    const bool computable =
+        info.type == GGML_TYPE_F32 ||
+        (traits != nullptr && traits->to_float != nullptr && ggml_get_type_traits_cpu(info.type)->vec_dot != nullptr);
+    if (!computable) {
+      fail(DF2_EUNSUPPORTED, format("tensor '%s' has type %s, which the CPU cannot multiply with", name.c_str(),
+                                    ggml_type_name(info.type)));
+    }
+    return create(info, 2);
+  }
+
+  ggml_tensor *vector(const std::string &name, int64_t length) {
+    const TensorInfo &info = take(name);
+    check_shape(info, length, 1, 1);
+    check_type(info, GGML_TYPE_F32);
+    return create(info, 1);
+  }
+
+  ggml_tensor *optional_vector(const std::string &name, int64_t length) {
+    return has(name) ? vector(name, length) : nullptr;
+  }
+
+  ggml_tensor *conv_base(const std::string &name, const DrafterParams &params) {
+    const TensorInfo &info = take(name);
+    check_shape(info, params.n_embd, params.conv_kernel_size, 2);
+    check_type(info, GGML_TYPE_F32);
+    return create(info, 3);
+  }
+
+  const TensorInfo &raw(const std::string &name, int64_t length, ggml_type type) {
+    const TensorInfo &info = take(name);
+    check_shape(info, length, 1, 1);
+    check_type(info, type);
+    return info;
+  }
+
+  int64_t rows_of(const std::string &name) const { return unused_.at(name)->ne[1]; }
+
+  // A tensor nobody asked for means the file is a variant this code would compute wrongly.
+  void finish() const {
+    if (!unused_.empty()) {
+      fail(DF2_EUNSUPPORTED, format("tensor '%s' is not part of a DFlash drafter this version knows",
+                                    unused_.begin()->first.c_str()));
+    }
+  }
+
+  [[noreturn]] void fail(df2_status status, const std::string &problem) const {
+    throw Error(status, format("'%s': %s", file_.path().c_str(), problem.c_str()));
+  }
+
+ private:
+  const TensorInfo &take(const std::string &name) {
+    const auto found = unused_.find(name);
+    if (found == unused_.end()) {
+      fail(DF2_EFORMAT, format("tensor '%s' is missing; the file has %zu tensors (convert the drafter again)",
+                               name.c_str(), file_.tensors().size()));
+    }
+    const TensorInfo &info = *found->second;
+    unused_.erase(found);
+    return info;
+  }
+
+  void check_shape(const TensorInfo &info, int64_t ne0, int64_t ne1, int64_t ne2) const {
+    if (info.ne[0] != ne0 || info.ne[1] != ne1 || info.ne[2] != ne2 || info.ne[3] != 1) {
+      fail(DF2_EFORMAT, format("tensor '%s' has shape [%lld, %lld, %lld, %lld]; [%lld, %lld, %lld, 1] fits the other "
+                               "sizes in the file",
+                               info.name.c_str(), (long long)info.ne[0], (long long)info.ne[1], (long long)info.ne[2],
+                               (long long)info.ne[3], (long long)ne0, (long long)ne1, (long long)ne2));
+    }
+  }
+
+  void check_type(const TensorInfo &info, ggml_type type) const {
+    if (info.type != type) {
+      fail(DF2_EFORMAT, format("tensor '%s' has type %s; it must be %s", info.name.c_str(), ggml_type_name(info.type),
+                               ggml_type_name(type)));
+    }
+  }
+
+  ggml_tensor *create(const TensorInfo &info, int n_dims) {
+    ggml_tensor *tensor = ggml_new_tensor(context_, info.type, n_dims, info.ne);
+    ggml_set_name(tensor, info.name.c_str());
+    if (ggml_nbytes(tensor) != info.size_bytes) {
+      fail(DF2_EFORMAT, format("tensor '%s' has an unexpected size", info.name.c_str()));
+    }
+    if (ggml_backend_tensor_alloc(buffer_, tensor, const_cast<uint8_t *>(info.data)) != GGML_STATUS_SUCCESS) {
+      fail(DF2_EBACKEND, format("tensor '%s' cannot be placed in memory", info.name.c_str()));
+    }
+    return tensor;
+  }
+
+  const GgufFile &file_;
+  ggml_context *context_;
+  ggml_backend_buffer_t buffer_;
+  std::map<std::string, const TensorInfo *> unused_;
+};
+
+DrafterLayer load_layer(TensorLoader &loader, const DrafterParams &params, int32_t index) {
+  const std::string prefix = format("blk.%d.", index);
+  const int64_t n_embd = params.n_embd;
+  const int64_t n_q = static_cast<int64_t>(params.head_dim) * params.n_head;
+  const int64_t n_kv = static_cast<int64_t>(params.head_dim) * params.n_head_kv;
+  if (!loader.has(prefix + "attn_v.weight")) {
+    loader.fail(DF2_EUNSUPPORTED, format("layer %d has no attn_v.weight; K/V sharing is not supported", index));
+  }
+  DrafterLayer layer = {};
+  layer.attn_norm = loader.vector(prefix + "attn_norm.weight", n_embd);
+  layer.attn_q = loader.matrix(prefix + "attn_q.weight", n_embd, n_q);
+  layer.attn_k = loader.matrix(prefix + "attn_k.weight", n_embd, n_kv);
+  layer.attn_v = loader.matrix(prefix + "attn_v.weight", n_embd, n_kv);
+  layer.attn_output = loader.matrix(prefix + "attn_output.weight", n_q, n_embd);
+  layer.attn_q_norm = loader.vector(prefix + "attn_q_norm.weight", params.head_dim);
+  layer.attn_k_norm = loader.vector(prefix + "attn_k_norm.weight", params.head_dim);
+  layer.attn_sinks = loader.optional_vector(prefix + "attn_sinks.weight", params.n_head);
+  layer.attn_post_norm = loader.optional_vector(prefix + "post_attention_norm.weight", n_embd);
+  layer.ffn_norm = loader.vector(prefix + "ffn_norm.weight", n_embd);
+  layer.ffn_gate = loader.matrix(prefix + "ffn_gate.weight", n_embd, params.n_ff);
+  layer.ffn_up = loader.matrix(prefix + "ffn_up.weight", n_embd, params.n_ff);
+  layer.ffn_down = loader.matrix(prefix + "ffn_down.weight", params.n_ff, n_embd);
+  layer.ffn_post_norm = loader.optional_vector(prefix + "post_ffw_norm.weight", n_embd);
+  layer.out_scale = loader.optional_vector(prefix + "layer_output_scale.weight", 1);
+  if (params.version == 2) {
+    const int64_t n_coefficients =
+        2 * static_cast<int64_t>(params.conv_kernel_size) * (params.n_embd / params.conv_group_size);
+    layer.attn_conv_base = loader.conv_base(prefix + "attn_conv_base", params);
+    layer.attn_conv_proj = loader.matrix(prefix + "attn_conv_proj.weight", n_embd, n_coefficients);
+    layer.ffn_conv_base = loader.conv_base(prefix + "ffn_conv_base", params);
+    layer.ffn_conv_proj = loader.matrix(prefix + "ffn_conv_proj.weight", n_embd, n_coefficients);
+  }
+  return layer;
+}
+
+// The drafter's own embeddings and head, where it has them. Sets params->n_vocab_draft.
+void load_vocabulary(TensorLoader &loader, DrafterParams *params, DrafterWeights *weights) {
+  if (loader.has("token_embd.weight")) {
+    weights->token_embd = loader.matrix("token_embd.weight", params->n_embd, params->n_vocab);
+  }
+  if (loader.has("output.weight")) {
+    const int64_t rows = loader.rows_of("output.weight");
+    if (rows < 1 || rows > params->n_vocab) {
+      loader.fail(DF2_EFORMAT, format("output.weight has %lld rows for a vocabulary of %d",
+                                      static_cast<long long>(rows), params->n_vocab));
+    }
+    weights->output = loader.matrix("output.weight", params->n_embd, rows);
+  } else if (weights->token_embd != nullptr) {
+    weights->output = weights->token_embd;
+  }
+  params->n_vocab_draft = weights->output != nullptr ? static_cast<int32_t>(weights->output->ne[1]) : 0;
+  if (loader.has("d2t")) {
+    const TensorInfo &map = loader.raw("d2t", params->n_vocab_draft, GGML_TYPE_I64);
+    weights->draft_to_target = reinterpret_cast<const int64_t *>(map.data);
+    for (int32_t i = 0; i < params->n_vocab_draft; ++i) {
+      if (weights->draft_to_target[i] < 0 || weights->draft_to_target[i] >= params->n_vocab) {
+        loader.fail(DF2_EFORMAT, format("d2t maps draft token %d outside the vocabulary", i));
+      }
+    }
+  } else if (weights->output != nullptr && params->n_vocab_draft != params->n_vocab) {
+    loader.fail(DF2_EFORMAT, "a reduced output.weight needs a d2t tensor");
+  }
+}
+
+DrafterWeights load_weights(TensorLoader &loader, DrafterParams *params) {
+  DrafterWeights weights = {};
+  const int64_t n_embd = params->n_embd;
+  const int64_t n_features = static_cast<int64_t>(params->taps.size()) * params->n_embd_target;
+  weights.fc = loader.matrix("fc.weight", n_features, n_embd);
+  weights.fc_norm = loader.vector("enc.output_norm.weight", n_embd);
+  weights.output_norm = loader.vector("output_norm.weight", n_embd);
+  weights.rope_freqs = loader.optional_vector("rope_freqs.weight", params->head_dim / 2);
+  load_vocabulary(loader, params, &weights);
+  if (params->version == 2) {
+    const int32_t n_choices = params->n_vocab_draft > 0 ? params->n_vocab_draft : params->n_vocab;
+    if (params->selector_top_k > n_choices) {
+      loader.fail(DF2_EFORMAT, format("%d candidates cannot be chosen from a vocabulary of %d", params->selector_top_k,
+                                      n_choices));
+    }
+    weights.selector_hidden = loader.matrix("selector_hidden.weight", n_embd, params->selector_rank);
+    weights.selector_predecessor =
+        loader.matrix("selector_predecessor.weight", params->selector_rank, params->n_vocab);
+    weights.selector_successor = loader.matrix("selector_successor.weight", params->selector_rank, params->n_vocab);
+  }
+  for (int32_t i = 0; i < params->n_layer; ++i) {
+    weights.layers.push_back(load_layer(loader, *params, i));
+  }
+  loader.finish();
+  return weights;
+}
+
+}  // namespace
+
+uint32_t token_hash(const char *text, int32_t index) {
+  const std::string empty = *text == '\0' ? format("[EMPTY_%d]", index) : std::string();
+  uint32_t hash = 2166136261u;  // FNV-1a
+  for (const char *c = *text == '\0' ? empty.c_str() : text; *c != '\0'; ++c) {
+    hash = (hash ^ static_cast<uint8_t>(*c)) * 16777619u;
+  }
+  return hash;
+}
+
+Drafter::Drafter(const std::string &path) : path_(path) {
+  const GgufFile file(path);
+  params_ = read_drafter_params(file);
+  map_ = file.map();
+  weights_bytes_ = file.data_bytes();
+  for (const TensorInfo &tensor : file.tensors()) {
+    if (reinterpret_cast<uintptr_t>(tensor.data) % 32 != 0) {
+      throw Error(DF2_EFORMAT, format("'%s': tensor data is aligned to less than 32 bytes; convert the drafter again",
+                                      path.c_str()));
+    }
+  }
+  const ggml_init_params init = {/*.mem_size =*/ggml_tensor_overhead() * (file.tensors().size() + 1),
+                                 /*.mem_buffer =*/nullptr, /*.no_alloc =*/true};
+  context_.reset(ggml_init(init));
+  buffer_.reset(ggml_backend_cpu_buffer_from_ptr(const_cast<uint8_t *>(map_->data()), map_->size()));
+  if (context_ == nullptr || buffer_ == nullptr) {
+    throw Error(DF2_ENOMEM, "out of memory while loading the drafter");
+  }
+  ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+  TensorLoader loader(file, context_.get(), buffer_.get());
+  weights_ = load_weights(loader, &params_);
+  const std::vector<const char *> tokens = file.texts("tokenizer.ggml.tokens");
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    token_hashes_.push_back(token_hash(tokens[i], static_cast<int32_t>(i)));
+  }
+}
+
+}  // namespace df2

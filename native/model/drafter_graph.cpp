@@ -1,0 +1,219 @@
+#include "model/drafter_graph.h"
+
+#include <algorithm>
+
+#include "common/error.h"
+#include "model/drafter_ops.h"
+
+namespace df2 {
+
+namespace {
+
+class GraphBuilder {
+ public:
+  GraphBuilder(const Drafter &drafter, const DrafterCache &cache, const SharedWeights &shared, const GraphShape &shape,
+               DrafterGraph *out)
+      : drafter_(drafter),
+        params_(drafter.params()),
+        weights_(drafter.weights()),
+        cache_(cache),
+        shared_(shared),
+        shape_(shape),
+        out_(out),
+        ctx_(out->context.get()) {}
+
+  void build() {
+    create_inputs();
+    ggml_tensor *injected = shape_.n_pending > 0 ? fused_features() : nullptr;
+    ggml_tensor *block = shape_.n_block > 0 ? block_embeddings() : nullptr;
+    for (int32_t i = 0; i < params_.n_layer; ++i) {
+      block = layer(i, injected, block);
+    }
+    if (block != nullptr) {
+      select(block);
+    }
+  }
+
+ private:
+  int64_t n_rows() const { return shape_.n_pending + shape_.n_block; }
+
+  ggml_tensor *input(ggml_type type, int64_t ne0, int64_t ne1) {
+    ggml_tensor *tensor = ggml_new_tensor_2d(ctx_, type, ne0, ne1);
+    ggml_set_input(tensor);
+    return tensor;
+  }
+
+  void create_inputs() {
+    out_->positions = input(GGML_TYPE_I32, n_rows(), 1);
+    if (shape_.n_pending > 0) {
+      out_->features = input(GGML_TYPE_F32, weights_.fc->ne[0], shape_.n_pending);
+    }
+    if (shape_.n_block > 0) {
+      out_->block_positions = input(GGML_TYPE_I32, shape_.n_block, 1);
+      out_->block_tokens = input(GGML_TYPE_I32, shape_.n_block, 1);
+    }
+    for (const LayerKind kind : {kWindowed, kFull}) {
+      if (!cache_.has(kind)) {
+        continue;
+      }
+      out_->slots[kind] = input(GGML_TYPE_I64, n_rows(), 1);
+      if (shape_.n_block > 0) {
+        out_->masks[kind] = input(GGML_TYPE_F16, shape_.n_kv[kind], shape_.n_block);
+      }
+    }
+  }
+
+  ggml_tensor *norm(ggml_tensor *x, ggml_tensor *weight) {
+    return ggml_mul(ctx_, ggml_rms_norm(ctx_, x, params_.norm_eps), weight);
+  }
+
+  // g = rms_norm(fc . f) * hidden_norm
+  ggml_tensor *fused_features() { return norm(ggml_mul_mat(ctx_, weights_.fc, out_->features), weights_.fc_norm); }
+
+  ggml_tensor *block_embeddings() {
+    ggml_tensor *table = weights_.token_embd != nullptr ? weights_.token_embd : shared_.token_embd;
+    ggml_tensor *x = ggml_get_rows(ctx_, table, out_->block_tokens);
+    return params_.embedding_scale != 1.0f ? ggml_scale(ctx_, x, params_.embedding_scale) : x;
+  }
+
+  ggml_tensor *rope(ggml_tensor *x, ggml_tensor *positions) {
+    const RopeParams &r = params_.rope;
+    return ggml_rope_ext(ctx_, x, positions, weights_.rope_freqs, r.n_dims, GGML_ROPE_TYPE_NEOX, r.n_ctx_original,
+                         r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow);
+  }
+
+  // Writes K and V of all rows into the cache; what comes back are the caches as they are afterwards.
+  void write_cache(int32_t index, ggml_tensor *rows, ggml_tensor **k_cache, ggml_tensor **v_cache) {
+    const DrafterLayer &layer = weights_.layers[static_cast<size_t>(index)];
+    const CacheLayer &cache = cache_.layers()[static_cast<size_t>(index)];
+    ggml_tensor *k = ggml_mul_mat(ctx_, layer.attn_k, rows);
+    k = norm(ggml_reshape_3d(ctx_, k, params_.head_dim, params_.n_head_kv, n_rows()), layer.attn_k_norm);
+    k = rope(k, out_->positions);
+    k = ggml_reshape_2d(ctx_, k, cache.k->ne[0], n_rows());
+    ggml_tensor *v = ggml_mul_mat(ctx_, layer.attn_v, rows);
+    *k_cache = ggml_set_rows(ctx_, cache.k, k, out_->slots[cache.kind]);
+    *v_cache = ggml_set_rows(ctx_, cache.v, v, out_->slots[cache.kind]);
+  }
+
+  // The first n_kv slots as [head_dim, n_kv, n_head_kv].
+  ggml_tensor *heads_view(ggml_tensor *cache, int64_t n_kv) {
+    const size_t head_bytes = ggml_row_size(cache->type, params_.head_dim);
+    return ggml_view_3d(ctx_, cache, params_.head_dim, n_kv, params_.n_head_kv, cache->nb[1], head_bytes, 0);
+  }
+
+  ggml_tensor *attention(int32_t index, ggml_tensor *x, ggml_tensor *k_cache, ggml_tensor *v_cache) {
+    const DrafterLayer &layer = weights_.layers[static_cast<size_t>(index)];
+    const LayerKind kind = cache_.layers()[static_cast<size_t>(index)].kind;
+    ggml_tensor *q = ggml_mul_mat(ctx_, layer.attn_q, x);
+    q = norm(ggml_reshape_3d(ctx_, q, params_.head_dim, params_.n_head, shape_.n_block), layer.attn_q_norm);
+    q = ggml_permute(ctx_, rope(q, out_->block_positions), 0, 2, 1, 3);
+    ggml_tensor *k = heads_view(k_cache, shape_.n_kv[kind]);
+    ggml_tensor *v = heads_view(v_cache, shape_.n_kv[kind]);
+    ggml_tensor *y = ggml_flash_attn_ext(ctx_, q, k, v, out_->masks[kind], params_.attn_scale, 0.0f, 0.0f);
+    if (layer.attn_sinks != nullptr) {
+      ggml_flash_attn_ext_add_sinks(y, layer.attn_sinks);
+    }
+    y = ggml_reshape_2d(ctx_, y, static_cast<int64_t>(params_.head_dim) * params_.n_head, shape_.n_block);
+    y = ggml_mul_mat(ctx_, layer.attn_output, y);
+    return params_.value_scale != 1.0f ? ggml_scale(ctx_, y, params_.value_scale) : y;
+  }
+
+  ggml_tensor *feed_forward(const DrafterLayer &layer, ggml_tensor *x) {
+    ggml_tensor *gate = ggml_mul_mat(ctx_, layer.ffn_gate, x);
+    ggml_tensor *up = ggml_mul_mat(ctx_, layer.ffn_up, x);
+    ggml_tensor *y = params_.gelu ? ggml_geglu_split(ctx_, gate, up) : ggml_swiglu_split(ctx_, gate, up);
+    return ggml_mul_mat(ctx_, layer.ffn_down, y);
+  }
+
+  // One drafter layer. Both sublayers' convolutions take their coefficients, in and out, from the normed input.
+  ggml_tensor *layer(int32_t index, ggml_tensor *injected, ggml_tensor *block) {
+    const DrafterLayer &layer = weights_.layers[static_cast<size_t>(index)];
+    const bool has_conv = params_.version == 2;
+    ggml_tensor *k_cache = nullptr;
+    ggml_tensor *v_cache = nullptr;
+    if (block == nullptr) {
+      write_cache(index, injected, &k_cache, &v_cache);
+      ggml_build_forward_expand(out_->graph, k_cache);
+      ggml_build_forward_expand(out_->graph, v_cache);
+      return nullptr;
+    }
+    ggml_tensor *x = norm(block, layer.attn_norm);
+    ggml_tensor *delta = has_conv ? ggml_mul_mat(ctx_, layer.attn_conv_proj, x) : nullptr;
+    x = has_conv ? op_dynconv(ctx_, params_, x, layer.attn_conv_base, delta, kConvIn) : x;
+    write_cache(index, injected != nullptr ? ggml_concat(ctx_, injected, x, 1) : x, &k_cache, &v_cache);
+    x = attention(index, x, k_cache, v_cache);
+    x = has_conv ? op_dynconv(ctx_, params_, x, layer.attn_conv_base, delta, kConvOut) : x;
+    x = layer.attn_post_norm != nullptr ? norm(x, layer.attn_post_norm) : x;
+    ggml_tensor *residual = ggml_add(ctx_, block, x);
+
+    x = norm(residual, layer.ffn_norm);
+    delta = has_conv ? ggml_mul_mat(ctx_, layer.ffn_conv_proj, x) : nullptr;
+    x = has_conv ? op_dynconv(ctx_, params_, x, layer.ffn_conv_base, delta, kConvIn) : x;
+    x = feed_forward(layer, x);
+    x = has_conv ? op_dynconv(ctx_, params_, x, layer.ffn_conv_base, delta, kConvOut) : x;
+    x = layer.ffn_post_norm != nullptr ? norm(x, layer.ffn_post_norm) : x;
+    x = ggml_add(ctx_, residual, x);
+    return layer.out_scale != nullptr ? ggml_mul(ctx_, x, layer.out_scale) : x;
+  }
+
+  void select(ggml_tensor *block) {
+    const int64_t n_draft = shape_.n_block - 1;
+    out_->hidden = norm(block, weights_.output_norm);
+    ggml_set_output(out_->hidden);
+    // the anchor's own row predicts nothing
+    ggml_tensor *drafted =
+        ggml_view_2d(ctx_, out_->hidden, params_.n_embd, n_draft, out_->hidden->nb[1], out_->hidden->nb[1]);
+    ggml_tensor *logits = ggml_mul_mat(ctx_, weights_.output != nullptr ? weights_.output : shared_.head, drafted);
+    if (params_.logit_scale != 1.0f) {
+      logits = ggml_scale(ctx_, logits, params_.logit_scale);
+    }
+    if (params_.logit_softcap > 0.0f) {
+      logits = ggml_tanh(ctx_, ggml_scale(ctx_, logits, 1.0f / params_.logit_softcap));
+      logits = ggml_scale(ctx_, logits, params_.logit_softcap);
+    }
+    out_->logits = logits;
+    ggml_set_output(out_->logits);
+    ggml_tensor *candidates = op_candidates(ctx_, drafter_, logits);
+    out_->selection = candidates;
+    if (params_.version == 2) {
+      ggml_tensor *gate = ggml_mul_mat(ctx_, weights_.selector_hidden, drafted);
+      out_->selection = op_selector(ctx_, params_, candidates, gate, weights_, out_->block_tokens);
+    }
+    ggml_set_output(out_->selection);
+    ggml_build_forward_expand(out_->graph, out_->selection);
+  }
+
+  const Drafter &drafter_;
+  const DrafterParams &params_;
+  const DrafterWeights &weights_;
+  const DrafterCache &cache_;
+  const SharedWeights &shared_;
+  const GraphShape &shape_;
+  DrafterGraph *out_;
+  ggml_context *ctx_;
+};
+
+}  // namespace
+
+int32_t n_candidates(const DrafterParams &params) {
+  return params.version == 2 ? params.selector_top_k : 1;
+}
+
+DrafterGraph build_drafter_graph(const Drafter &drafter, const DrafterCache &cache, const SharedWeights &shared,
+                                 const GraphShape &shape) {
+  // per layer about 50 tensors; the rest is inputs, features and selection
+  const size_t n_nodes = 64 + 64 * static_cast<size_t>(drafter.params().n_layer);
+  const ggml_init_params init = {
+      /*.mem_size =*/ggml_tensor_overhead() * n_nodes + ggml_graph_overhead_custom(n_nodes, false),
+      /*.mem_buffer =*/nullptr, /*.no_alloc =*/true};
+  DrafterGraph out;
+  out.context.reset(ggml_init(init));
+  if (out.context == nullptr) {
+    throw Error(DF2_ENOMEM, "out of memory for a drafter graph");
+  }
+  out.graph = ggml_new_graph_custom(out.context.get(), n_nodes, false);
+  GraphBuilder(drafter, cache, shared, shape, &out).build();
+  return out;
+}
+
+}  // namespace df2

@@ -1,0 +1,64 @@
+// The drafter as one ggml graph: pending features in, drafted tokens out.
+#pragma once
+
+#include <memory>
+
+#include "ggml.h"
+#include "model/drafter.h"
+#include "model/drafter_cache.h"
+
+namespace df2 {
+
+// Tensors of the target's that the drafter computes with; they may sit in any buffer the CPU backend understands.
+struct SharedWeights {
+  ggml_tensor *token_embd;  // [n_embd, >= n_vocab]
+  ggml_tensor *head;        // [n_embd, >= n_vocab]
+};
+
+// What one graph is built for. Graphs are cached per shape.
+struct GraphShape {
+  int32_t n_pending;               // feature rows to inject, padding included
+  int32_t n_block;                 // anchor and drafted positions; 0: injection only
+  int32_t n_kv[kLayerKinds];       // cache slots the block attends to, per kind of layer
+
+  bool operator<(const GraphShape &other) const {
+    if (n_pending != other.n_pending) {
+      return n_pending < other.n_pending;
+    }
+    if (n_block != other.n_block) {
+      return n_block < other.n_block;
+    }
+    return n_kv[kWindowed] != other.n_kv[kWindowed] ? n_kv[kWindowed] < other.n_kv[kWindowed]
+                                                    : n_kv[kFull] < other.n_kv[kFull];
+  }
+};
+
+struct DrafterGraph {
+  struct FreeContext {
+    void operator()(ggml_context *context) const { ggml_free(context); }
+  };
+  std::unique_ptr<ggml_context, FreeContext> context;
+  ggml_cgraph *graph = nullptr;
+
+  // Inputs. Rows are the pending features first, then the block. Null where the shape has no use for them.
+  ggml_tensor *features = nullptr;             // F32 [n_taps * n_embd_target, n_pending]
+  ggml_tensor *positions = nullptr;            // I32 [n_pending + n_block]
+  ggml_tensor *block_positions = nullptr;      // I32 [n_block]
+  ggml_tensor *block_tokens = nullptr;         // I32 [n_block]
+  ggml_tensor *slots[kLayerKinds] = {};        // I64 [n_pending + n_block]
+  ggml_tensor *masks[kLayerKinds] = {};        // F16 [n_kv, n_block], 0 or -infinity
+
+  // Outputs, for n_block > 0.
+  ggml_tensor *hidden = nullptr;     // F32 [n_embd, n_block]
+  ggml_tensor *logits = nullptr;     // F32 [n_vocab, n_block - 1]
+  ggml_tensor *selection = nullptr;  // I32 [1 + 2 * n_candidates, n_block - 1]: token, candidates, bits of their scores
+};
+
+// Candidates per position: the selector's top-k, or the single best logit for version 1.
+int32_t n_candidates(const DrafterParams &params);
+
+// Builds, and does not allocate, the graph of a shape. The drafter, the cache and the shared weights must outlive it.
+DrafterGraph build_drafter_graph(const Drafter &drafter, const DrafterCache &cache, const SharedWeights &shared,
+                                 const GraphShape &shape);
+
+}  // namespace df2

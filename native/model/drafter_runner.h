@@ -1,0 +1,86 @@
+// A drafter at work on one sequence: its cache, its graphs, and the threads that compute them.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "model/drafter.h"
+#include "model/drafter_cache.h"
+#include "model/drafter_graph.h"
+
+struct ggml_threadpool;
+
+namespace df2 {
+
+struct RunnerOptions {
+  int32_t full_window;          // context tokens that layers without a window of their own attend to
+  ggml_type cache_type;         // F16 or F32
+  int32_t n_threads;
+  ggml_threadpool *threadpool;  // the target's; null: ggml makes its own
+};
+
+// A finished draft. Pointers live until the runner's next call.
+struct Draft {
+  int32_t n_draft;
+  int32_t n_candidates;
+  int32_t n_vocab;           // columns of logits
+  const int32_t *selection;  // [n_draft][1 + 2 * n_candidates]: token, candidates, bits of their scores
+  const float *hidden;       // [n_draft + 1][n_embd]
+  const float *logits;       // [n_draft][n_vocab]
+
+  int32_t token(int32_t i) const { return selection[static_cast<int64_t>(i) * (1 + 2 * n_candidates)]; }
+};
+
+class DrafterRunner {
+ public:
+  // shared: the target's embeddings and head; checked by the caller to fit the drafter.
+  DrafterRunner(std::shared_ptr<const Drafter> drafter, const SharedWeights &shared, const RunnerOptions &options);
+  ~DrafterRunner();
+
+  const Drafter &drafter() const { return *drafter_; }
+
+  // Gives the cache K and V for the tokens at position, position + 1, ...; features: [n_rows][n_features()].
+  void inject(const float *features, int32_t n_rows, int32_t position);
+
+  // The same for the pending rows, which end at position - 1, and a block of n_draft tokens after `anchor` at
+  // `position`. All in one graph unless the pending rows are many.
+  Draft draft(const float *pending, int32_t n_pending, int32_t anchor, int32_t position, int32_t n_draft);
+
+  // Forgets every position >= position.
+  void rewind(int32_t position) { cache_->rewind(position); }
+
+  // Floats per feature row: taps times the target's width.
+  int64_t n_features() const { return drafter_->weights().fc->ne[0]; }
+
+  // Newest positions the cache can hold; injecting older ones is wasted work.
+  int32_t capacity() const { return cache_->capacity(); }
+
+  size_t cache_bytes() const { return cache_->size_bytes(); }
+  size_t compute_bytes() const;
+
+ private:
+  struct FreeBackend {
+    void operator()(ggml_backend *backend) const { ggml_backend_free(backend); }
+  };
+  struct FreeAllocator {
+    void operator()(ggml_gallocr *allocator) const { ggml_gallocr_free(allocator); }
+  };
+
+  void reserve();
+  DrafterGraph &graph_for(const GraphShape &shape);
+  void set_rows(const DrafterGraph &graph, const float *features, int32_t n_rows, int32_t position);
+  void set_block(const DrafterGraph &graph, const GraphShape &shape, int32_t anchor, int32_t position);
+  void compute(const DrafterGraph &graph);
+
+  std::shared_ptr<const Drafter> drafter_;
+  SharedWeights shared_;
+  std::unique_ptr<ggml_backend, FreeBackend> backend_;
+  std::unique_ptr<DrafterCache> cache_;
+  std::unique_ptr<ggml_gallocr, FreeAllocator> allocator_;
+  std::map<GraphShape, DrafterGraph> graphs_;
+};
+
+}  // namespace df2

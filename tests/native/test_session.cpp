@@ -1,0 +1,338 @@
+// The C API end to end on a tiny target: whatever the drafter's shape and the draft length, the text is the target's;
+// rewinding to any position is as good as never having gone further; misuse leaves the session usable.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "dflash2.h"
+#include "llama.h"
+#include "tiny_drafter.h"
+
+namespace {
+
+std::string target_path;
+const std::string drafter_path = "test_session_drafter.gguf";
+const std::vector<int32_t> kPrompt = {7, 23, 99, 4, 150, 31, 31, 8, 77, 12, 140, 66};
+
+struct Pair {
+  df2_target *target = nullptr;
+  df2_drafter *drafter = nullptr;
+  df2_session *session = nullptr;
+
+  ~Pair() {
+    df2_session_free(session);
+    df2_drafter_free(drafter);
+    df2_target_free(target);
+  }
+};
+
+void open_pair(Pair *pair, int32_t n_draft, int32_t n_ctx = 128, int32_t n_batch = 0) {
+  df2_target_options target_options = DF2_TARGET_OPTIONS_INIT;
+  target_options.n_ctx = n_ctx;
+  target_options.n_batch = n_batch;
+  target_options.n_threads = 2;
+  CHECK_STATUS(df2_target_open(&pair->target, target_path.c_str(), &target_options), DF2_OK);
+  if (n_draft >= -1) {
+    CHECK_STATUS(df2_drafter_load(&pair->drafter, drafter_path.c_str(), nullptr), DF2_OK);
+  }
+  df2_session_options options = DF2_SESSION_OPTIONS_INIT;
+  options.n_draft = n_draft >= -1 ? n_draft : 0;
+  options.ignore_end = 1;
+  CHECK_STATUS(df2_session_create(&pair->session, pair->target, pair->drafter, &options), DF2_OK);
+}
+
+std::vector<int32_t> generate(df2_session *session, int32_t n) {
+  std::vector<int32_t> out;
+  while (static_cast<int32_t>(out.size()) < n) {
+    int32_t tokens[DF2_MAX_DRAFT + 1];
+    df2_step_result result;
+    const int32_t status = df2_session_step(session, tokens, n - static_cast<int32_t>(out.size()), &result);
+    CHECK_STATUS(status, DF2_OK);
+    if (status != DF2_OK) {
+      break;
+    }
+    CHECK(result.n_accepted <= result.n_drafted && result.n_accepted <= result.n_tokens);
+    out.insert(out.end(), tokens, tokens + result.n_tokens);
+  }
+  return out;
+}
+
+std::vector<int32_t> plain_text(int32_t n) {
+  Pair pair;
+  open_pair(&pair, -2);
+  CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data(), static_cast<int32_t>(kPrompt.size())), DF2_OK);
+  return generate(pair.session, n);
+}
+
+void test_shape(const TinyDrafter &shape, const std::vector<int32_t> &expected) {
+  write_tiny_drafter(shape, target_path, drafter_path);
+  for (const int32_t n_draft : {-1, 0, 1, 2, shape.block_size - 1}) {
+    if (n_draft >= shape.block_size) {
+      continue;
+    }
+    Pair pair;
+    open_pair(&pair, n_draft);
+    CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data(), static_cast<int32_t>(kPrompt.size())), DF2_OK);
+    const std::vector<int32_t> text = generate(pair.session, static_cast<int32_t>(expected.size()));
+    CHECK(text == expected);
+    df2_stats stats = {};
+    stats.struct_size = sizeof(stats);
+    CHECK_STATUS(df2_session_stats_get(pair.session, &stats), DF2_OK);
+    CHECK(stats.n_generated == expected.size());
+    CHECK(stats.n_cycles + stats.n_accepted + 1 == stats.n_generated);
+    CHECK(n_draft <= 0 || stats.n_drafted > 0);
+  }
+}
+
+void test_shapes() {
+  const std::vector<int32_t> expected = plain_text(40);
+  TinyDrafter shape;
+  test_shape(shape, expected);
+  shape.version = 1;
+  test_shape(shape, expected);
+  shape = TinyDrafter();
+  shape.block_size = 16;
+  shape.conv_kernel_size = 3;
+  shape.conv_group_size = 8;
+  shape.logit_softcap = 20.0f;
+  shape.embedding_scale = 2.0f;
+  shape.value_scale = 0.5f;
+  test_shape(shape, expected);
+  shape = TinyDrafter();
+  shape.n_layer = 3;
+  shape.window = 8;
+  shape.layer_has_window = {true, false, true};
+  shape.is_causal = true;
+  shape.has_sinks = true;
+  shape.has_post_norms = true;
+  test_shape(shape, expected);
+  shape = TinyDrafter();
+  shape.n_vocab_draft = 40;
+  shape.rope_scaling = "yarn";
+  shape.conv_kernel_size = 5;
+  shape.conv_group_size = 64;
+  shape.selector_rank = 3;
+  shape.selector_top_k = 1;
+  test_shape(shape, expected);
+  shape = TinyDrafter();
+  shape.taps = {4};  // the last layer's output
+  shape.rope_scaling = "linear";
+  shape.block_size = 2;
+  shape.conv_kernel_size = 1;
+  shape.conv_group_size = 1;
+  test_shape(shape, expected);
+}
+
+std::vector<float> draft_logits(df2_session *session, int32_t n_draft) {
+  df2_draft draft = {};
+  draft.struct_size = sizeof(draft);
+  CHECK_STATUS(df2_session_draft(session, n_draft, &draft), DF2_OK);
+  CHECK(draft.n_draft == n_draft);
+  return draft.logits == nullptr ? std::vector<float>()
+                                 : std::vector<float>(draft.logits, draft.logits + n_draft * draft.n_vocab);
+}
+
+// Drafting after a rewind to any position equals drafting in a session that never went further.
+void test_rewind_everywhere(const TinyDrafter &shape) {
+  write_tiny_drafter(shape, target_path, drafter_path);
+  Pair pair;
+  open_pair(&pair, 7);
+  const auto n_prompt = static_cast<int32_t>(kPrompt.size());
+  CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data(), n_prompt), DF2_OK);
+  const std::vector<int32_t> text = generate(pair.session, 30);
+  std::vector<int32_t> sequence = kPrompt;
+  sequence.insert(sequence.end(), text.begin(), text.end());
+  // the rewound sessions' K/V rows come from differently shaped batches, whose rounding differs
+  constexpr float kTolerance = 5e-2f;
+  for (int32_t n = static_cast<int32_t>(sequence.size()) - 1; n >= 2; --n) {
+    CHECK_STATUS(df2_session_rewind(pair.session, n), DF2_OK);
+    CHECK(df2_session_n_tokens(pair.session) == n);
+    const std::vector<float> rewound = draft_logits(pair.session, 7);
+    if (n % 5 != 0) {
+      continue;  // opening a fresh pair for each would take minutes under the sanitizers
+    }
+    Pair fresh;
+    open_pair(&fresh, 7);
+    CHECK_STATUS(df2_session_prefill(fresh.session, sequence.data(), n), DF2_OK);
+    generate(fresh.session, 1);
+    CHECK_STATUS(df2_session_rewind(fresh.session, n), DF2_OK);
+    const std::vector<float> expected = draft_logits(fresh.session, 7);
+    CHECK(rewound.size() == expected.size());
+    float worst = 0.0f;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      worst = std::max(worst, std::abs(rewound[i] - expected[i]));
+    }
+    CHECK(worst < kTolerance);
+  }
+  CHECK_STATUS(df2_session_rewind(pair.session, 0), DF2_OK);
+  CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data(), n_prompt), DF2_OK);
+  CHECK(generate(pair.session, 30) == text);
+}
+
+void test_chunked_prefill() {
+  write_tiny_drafter(TinyDrafter(), target_path, drafter_path);
+  std::vector<int32_t> prompt;
+  for (int32_t i = 0; i < 70; ++i) {
+    prompt.push_back(6 + (i * 37) % 150);
+  }
+  Pair whole;
+  open_pair(&whole, 4);
+  CHECK_STATUS(df2_session_prefill(whole.session, prompt.data(), 70), DF2_OK);
+  const std::vector<int32_t> expected = generate(whole.session, 20);
+  // a batch shorter than the prompt, and the prompt in pieces
+  Pair pieces;
+  open_pair(&pieces, 4, 128, 16);
+  CHECK_STATUS(df2_session_prefill(pieces.session, prompt.data(), 33), DF2_OK);
+  CHECK_STATUS(df2_session_prefill(pieces.session, prompt.data() + 33, 1), DF2_OK);
+  CHECK_STATUS(df2_session_prefill(pieces.session, prompt.data() + 34, 36), DF2_OK);
+  CHECK(generate(pieces.session, 20) == expected);
+}
+
+void test_full_context() {
+  write_tiny_drafter(TinyDrafter(), target_path, drafter_path);
+  Pair pair;
+  open_pair(&pair, 7, 32);
+  const auto n_ctx = static_cast<int32_t>(llama_n_ctx_seq(df2_target_context(pair.target)));
+  std::vector<int32_t> prompt(static_cast<size_t>(n_ctx) + 1, 9);
+  CHECK_STATUS(df2_session_prefill(pair.session, prompt.data(), n_ctx + 1), DF2_ECONTEXT);
+  CHECK(df2_session_n_tokens(pair.session) == 0);
+  CHECK_STATUS(df2_session_prefill(pair.session, prompt.data(), n_ctx - 4), DF2_OK);
+  // the context holds n_ctx decoded tokens, and one more has been picked from the last logits
+  generate(pair.session, 5);
+  int32_t token;
+  df2_step_result result;
+  CHECK_STATUS(df2_session_step(pair.session, &token, 1, &result), DF2_ECONTEXT);
+  CHECK(result.n_tokens == 0);
+  CHECK_STATUS(df2_session_rewind(pair.session, 10), DF2_OK);
+  CHECK(generate(pair.session, 8).size() == 8);
+}
+
+void test_misuse() {
+  write_tiny_drafter(TinyDrafter(), target_path, drafter_path);
+  Pair pair;
+  open_pair(&pair, 3);
+  int32_t tokens[4];
+  df2_step_result result;
+  CHECK_STATUS(df2_session_step(pair.session, tokens, 4, &result), DF2_EINVAL);  // nothing prefilled
+  const int32_t outside[] = {1, 160};
+  CHECK_STATUS(df2_session_prefill(pair.session, outside, 2), DF2_EINVAL);
+  CHECK_STATUS(df2_session_prefill(pair.session, outside, 0), DF2_EINVAL);
+  CHECK_STATUS(df2_session_prefill(pair.session, nullptr, 3), DF2_EINVAL);
+  CHECK_STATUS(df2_session_set_n_draft(pair.session, 8), DF2_EINVAL);
+  CHECK_STATUS(df2_session_set_n_draft(pair.session, -2), DF2_EINVAL);
+  CHECK_STATUS(df2_session_rewind(pair.session, 1), DF2_EINVAL);
+  CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data(), 5), DF2_OK);
+  df2_draft draft = {};
+  draft.struct_size = sizeof(draft);
+  CHECK_STATUS(df2_session_draft(pair.session, 3, &draft), DF2_EINVAL);  // no anchor yet
+  CHECK_STATUS(df2_session_step(pair.session, tokens, 0, &result), DF2_EINVAL);
+  CHECK_STATUS(df2_session_step(pair.session, nullptr, 4, &result), DF2_EINVAL);
+  CHECK_STATUS(df2_session_step(nullptr, tokens, 4, &result), DF2_EINVAL);
+  CHECK_STATUS(df2_session_step(pair.session, tokens, 4, &result), DF2_OK);
+  CHECK_STATUS(df2_session_draft(pair.session, 8, &draft), DF2_EINVAL);
+  df2_stats stats = {};
+  CHECK_STATUS(df2_session_stats_get(pair.session, &stats), DF2_EINVAL);  // struct_size not set
+  df2_session *second = nullptr;
+  CHECK_STATUS(df2_session_create(&second, pair.target, pair.drafter, nullptr), DF2_EINVAL);
+  CHECK(second == nullptr);
+  df2_drafter_options version = DF2_DRAFTER_OPTIONS_INIT;
+  version.version = 1;
+  df2_drafter *drafter = nullptr;
+  CHECK_STATUS(df2_drafter_load(&drafter, drafter_path.c_str(), &version), DF2_EMISMATCH);
+  CHECK_STATUS(df2_drafter_load(&drafter, target_path.c_str(), nullptr), DF2_EFORMAT);
+  CHECK_STATUS(df2_drafter_load(&drafter, "no/such/file.gguf", nullptr), DF2_EIO);
+  CHECK_STATUS(df2_drafter_load(&drafter, ".", nullptr), DF2_EIO);
+  CHECK(drafter == nullptr);
+  df2_target *target = nullptr;
+  CHECK_STATUS(df2_target_open(&target, drafter_path.c_str(), nullptr), DF2_EFORMAT);
+  CHECK_STATUS(df2_target_attach(&target, nullptr, nullptr), DF2_EINVAL);
+  CHECK(target == nullptr);
+  struct {
+    df2_session_options options;
+    int32_t from_the_future;
+  } newer = {DF2_SESSION_OPTIONS_INIT, 1};
+  newer.options.struct_size = sizeof(newer);
+  CHECK_STATUS(df2_session_create(&second, pair.target, pair.drafter, &newer.options), DF2_EINVAL);
+  // after all that the session still works
+  CHECK(generate(pair.session, 6).size() == 6);
+}
+
+void test_mismatch() {
+  Pair pair;
+  df2_target_options options = DF2_TARGET_OPTIONS_INIT;
+  options.n_ctx = 64;
+  CHECK_STATUS(df2_target_open(&pair.target, target_path.c_str(), &options), DF2_OK);
+  TinyDrafter shape;
+  shape.taps = {1, 9};  // the target has 4 layers
+  write_tiny_drafter(shape, target_path, drafter_path);
+  CHECK_STATUS(df2_drafter_load(&pair.drafter, drafter_path.c_str(), nullptr), DF2_OK);
+  CHECK_STATUS(df2_session_create(&pair.session, pair.target, pair.drafter, nullptr), DF2_EMISMATCH);
+  CHECK(pair.session == nullptr);
+  // the target survives the refusal
+  CHECK_STATUS(df2_session_create(&pair.session, pair.target, nullptr, nullptr), DF2_OK);
+}
+
+// With the same seed a sampler chain picks the same tokens with and without drafting.
+void test_sampling() {
+  write_tiny_drafter(TinyDrafter(), target_path, drafter_path);
+  std::vector<int32_t> texts[2];
+  for (const int32_t n_draft : {0, 5}) {
+    Pair pair;
+    open_pair(&pair, n_draft);
+    llama_sampler *chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
+    llama_sampler_chain_add(chain, llama_sampler_init_top_k(20));
+    llama_sampler_chain_add(chain, llama_sampler_init_temp(1.0f));
+    llama_sampler_chain_add(chain, llama_sampler_init_dist(42));
+    CHECK_STATUS(df2_session_set_sampler(pair.session, chain), DF2_OK);
+    CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data(), static_cast<int32_t>(kPrompt.size())), DF2_OK);
+    texts[n_draft > 0 ? 1 : 0] = generate(pair.session, 40);
+    CHECK_STATUS(df2_session_set_sampler(pair.session, nullptr), DF2_OK);
+    llama_sampler_free(chain);
+  }
+  CHECK(texts[0] == texts[1]);
+}
+
+void test_memory_is_independent_of_context() {
+  write_tiny_drafter(TinyDrafter(), target_path, drafter_path);
+  df2_stats small = {};
+  df2_stats large = {};
+  small.struct_size = large.struct_size = sizeof(df2_stats);
+  {
+    Pair pair;
+    open_pair(&pair, 4, 256);
+    CHECK_STATUS(df2_session_stats_get(pair.session, &small), DF2_OK);
+  }
+  Pair pair;
+  open_pair(&pair, 4, 4096);
+  CHECK_STATUS(df2_session_stats_get(pair.session, &large), DF2_OK);
+  CHECK(small.drafter_cache_bytes > 0 && small.drafter_cache_bytes == large.drafter_cache_bytes);
+  CHECK(small.drafter_compute_bytes > 0 && small.drafter_compute_bytes == large.drafter_compute_bytes);
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: %s TARGET.gguf\n", argv[0]);
+    return 2;
+  }
+  target_path = argv[1];
+  llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
+  test_shapes();
+  TinyDrafter shape;
+  test_rewind_everywhere(shape);
+  shape.window = 8;
+  shape.layer_has_window = {true, true};
+  test_rewind_everywhere(shape);
+  test_chunked_prefill();
+  test_full_context();
+  test_misuse();
+  test_mismatch();
+  test_sampling();
+  test_memory_is_independent_of_context();
+  std::remove(drafter_path.c_str());
+  return report("session");
+}
