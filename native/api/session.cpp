@@ -47,8 +47,8 @@ int32_t df2_session_create(df2_session **out, df2_target *target, const df2_draf
     const df2_session_options given = df2::read_options(options, df2_session_options DF2_SESSION_OPTIONS_INIT);
     const df2::SessionOptions chosen = {given.n_draft, given.window, to_ggml(given.cache_type), given.ignore_end != 0};
     auto handle = std::make_unique<df2_session>();
-    handle->session = std::make_unique<df2::Session>(*target->target, drafter != nullptr ? drafter->drafter : nullptr,
-                                                     chosen);
+    handle->session =
+        std::make_unique<df2::Session>(*target->target, drafter != nullptr ? drafter->drafter : nullptr, chosen);
     *out = handle.release();
   });
 }

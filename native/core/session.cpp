@@ -27,16 +27,16 @@ constexpr int32_t kTokenTolerance = 100;
 void check_pair(const Target &target, const Drafter &drafter) {
   const DrafterParams &params = drafter.params();
   const auto mismatch = [&](const std::string &problem) {
-    throw Error(DF2_EMISMATCH, format("drafter '%s' does not fit this target: %s", drafter.path().c_str(),
-                                      problem.c_str()));
+    throw Error(DF2_EMISMATCH,
+                format("drafter '%s' does not fit this target: %s", drafter.path().c_str(), problem.c_str()));
   };
   if (params.n_embd_target != target.n_embd()) {
     mismatch(format("it was trained on hidden states of %d numbers, the target has %d", params.n_embd_target,
                     target.n_embd()));
   }
   if (params.n_embd != target.n_embd() && params.n_vocab_draft == 0) {
-    mismatch(format("its hidden size is %d, but it shares the head of a target with %d", params.n_embd,
-                    target.n_embd()));
+    mismatch(
+        format("its hidden size is %d, but it shares the head of a target with %d", params.n_embd, target.n_embd()));
   }
   if (params.n_vocab != target.n_vocab()) {
     mismatch(format("its vocabulary has %d tokens, the target's %d", params.n_vocab, target.n_vocab()));
@@ -115,8 +115,8 @@ void Session::check_alive() const {
 void Session::check_tokens(const int32_t *tokens, int32_t n_tokens) const {
   for (int32_t i = 0; i < n_tokens; ++i) {
     if (tokens[i] < 0 || tokens[i] >= target_.n_vocab()) {
-      throw Error(DF2_EINVAL, format("token %d at index %d is outside the vocabulary of %d", tokens[i], i,
-                                     target_.n_vocab()));
+      throw Error(DF2_EINVAL,
+                  format("token %d at index %d is outside the vocabulary of %d", tokens[i], i, target_.n_vocab()));
     }
   }
 }

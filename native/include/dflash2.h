@@ -169,12 +169,12 @@ typedef struct df2_drafter_info {
   int32_t conv_group_size;
   int32_t selector_rank;
   int32_t selector_top_k;
-  int32_t window;                      /* sliding window in tokens; 0: every layer attends to everything */
-  int32_t n_taps;                      /* target layers tapped */
-  int32_t tap_layers[DF2_MAX_TAPS];    /* counted as layer inputs: k means the output of layer k - 1, from 1 */
-  int32_t mask_token;                  /* token id */
-  int32_t is_causal;                   /* whether block positions attend only to earlier ones */
-  uint64_t weights_bytes;              /* tensor data in the file, memory-mapped */
+  int32_t window;                   /* sliding window in tokens; 0: every layer attends to everything */
+  int32_t n_taps;                   /* target layers tapped */
+  int32_t tap_layers[DF2_MAX_TAPS]; /* counted as layer inputs: k means the output of layer k - 1, from 1 */
+  int32_t mask_token;               /* token id */
+  int32_t is_causal;                /* whether block positions attend only to earlier ones */
+  uint64_t weights_bytes;           /* tensor data in the file, memory-mapped */
 } df2_drafter_info;
 
 /* Loads a GGUF of architecture `dflash`, written by `pydflash2 convert` or by llama.cpp's own converter. The weights
@@ -260,8 +260,8 @@ DF2_API int32_t df2_session_n_tokens(const df2_session *session);
 /* A draft as the drafter sees it; pointers are borrowed until the session's next call. */
 typedef struct df2_draft {
   uint32_t struct_size;
-  int32_t n_draft;           /* drafted tokens */
-  int32_t n_candidates;      /* per position: selector_top_k, or 1 for version 1 */
+  int32_t n_draft;      /* drafted tokens */
+  int32_t n_candidates; /* per position: selector_top_k, or 1 for version 1 */
   int32_t n_embd;
   int32_t n_vocab;           /* columns of logits */
   const int32_t *tokens;     /* [n_draft] the selector's greedy path */
@@ -285,8 +285,8 @@ typedef struct df2_stats {
   uint64_t verify_us;  /* target decoding of blocks and of single tokens */
   uint64_t accept_us;  /* argmax or sampling on the target's logits */
   uint64_t other_us;
-  uint64_t n_prefill;  /* prompt tokens decoded */
-  uint64_t n_cycles;   /* verify passes, with or without a draft */
+  uint64_t n_prefill; /* prompt tokens decoded */
+  uint64_t n_cycles;  /* verify passes, with or without a draft */
   uint64_t n_generated;
   uint64_t n_drafted;
   uint64_t n_accepted;

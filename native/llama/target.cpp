@@ -19,6 +19,24 @@ constexpr int32_t kDefaultContext = 4096;
 constexpr int32_t kDefaultBatch = 512;
 constexpr int32_t kMaxThreads = 512;  // ggml's own limit
 
+bool ends_with(const std::string &text, const std::string &ending) {
+  return text.size() >= ending.size() && text.compare(text.size() - ending.size(), ending.size(), ending) == 0;
+}
+
+// The types ggml's CPU back end computes with, by the kind of weight.
+void check_weight_type(const std::string &path, const TensorInfo &tensor) {
+  const bool is_float = tensor.type == GGML_TYPE_F32 || tensor.type == GGML_TYPE_F16 || tensor.type == GGML_TYPE_BF16;
+  const bool is_matrix_type =
+      is_float || (ggml_is_quantized(tensor.type) && ggml_get_type_traits_cpu(tensor.type)->vec_dot != nullptr);
+  const bool is_usable = ends_with(tensor.name, "norm.weight") ? tensor.type == GGML_TYPE_F32
+                                                               : !ends_with(tensor.name, ".weight") || is_matrix_type;
+  if (!is_usable) {
+    throw Error(DF2_EFORMAT, format("'%s': tensor '%s' has type %s, which llama.cpp cannot use there; the file is "
+                                    "damaged",
+                                    path.c_str(), tensor.name.c_str(), ggml_type_name(tensor.type)));
+  }
+}
+
 // llama.cpp aborts rather than fails on files whose numbers contradict each other, so the plainest are tested first.
 void check_target_file(const std::string &path) {
   const GgufFile file(path);
@@ -28,6 +46,9 @@ void check_target_file(const std::string &path) {
   }
   if (file.tensors().empty()) {
     throw Error(DF2_EFORMAT, format("'%s' holds no tensors (only a vocabulary?)", path.c_str()));
+  }
+  for (const TensorInfo &tensor : file.tensors()) {
+    check_weight_type(path, tensor);
   }
   file.integer(architecture + ".block_count", 1, 4096);
   file.integer(architecture + ".embedding_length", 1, 1 << 20);
@@ -52,8 +73,8 @@ void fill_batch(llama_batch *batch, const int32_t *tokens, int32_t n_tokens, int
 
 std::unique_ptr<Target> Target::open(const std::string &path, const TargetOptions &options) {
   if (options.n_ctx < 0 || options.n_batch < 0 || options.n_threads < 0 || options.n_threads > kMaxThreads) {
-    throw Error(DF2_EINVAL, format("n_ctx, n_batch and n_threads must not be negative, nor n_threads above %d",
-                                   kMaxThreads));
+    throw Error(DF2_EINVAL,
+                format("n_ctx, n_batch and n_threads must not be negative, nor n_threads above %d", kMaxThreads));
   }
   check_target_file(path);
   llama_backend_init();
@@ -160,9 +181,10 @@ std::string Target::architecture() const {
 
 std::string Target::rewind_problem() const {
   if (llama_model_is_recurrent(model_) || llama_model_is_hybrid(model_)) {
-    return format("'%s' keeps a recurrent state, which cannot drop single tokens; only attention-only targets are "
-                  "supported",
-                  architecture().c_str());
+    return format(
+        "'%s' keeps a recurrent state, which cannot drop single tokens; only attention-only targets are "
+        "supported",
+        architecture().c_str());
   }
   if (llama_model_has_encoder(model_) || llama_get_memory(context_) == nullptr) {
     return format("'%s' is not a decoder with a K/V cache", architecture().c_str());
@@ -189,8 +211,8 @@ void Target::decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t posit
   const char *reason = status == 1 ? "no room in its memory" : status == 2 ? "aborted by the program" : "see its log";
   // a failed decode may leave some micro-batches behind
   if (!truncate(position)) {
-    throw Error(DF2_EPOISONED, format("llama_decode failed (%d: %s) and its memory could not be restored", status,
-                                      reason));
+    throw Error(DF2_EPOISONED,
+                format("llama_decode failed (%d: %s) and its memory could not be restored", status, reason));
   }
   throw Error(DF2_EBACKEND, format("llama_decode failed (%d: %s); the session is as before", status, reason));
 }
@@ -220,8 +242,9 @@ void Target::decode(const int32_t *tokens, int32_t n_tokens, int32_t position, b
   taps_->begin(nullptr, 0);
   if (!complete) {
     truncate(position);
-    throw Error(DF2_EBACKEND, "llama.cpp did not show the hidden states of every tapped layer; is the df2_taps object "
-                              "the context's cb_eval_user_data, with df2_taps_eval as cb_eval?");
+    throw Error(DF2_EBACKEND,
+                "llama.cpp did not show the hidden states of every tapped layer; is the df2_taps object "
+                "the context's cb_eval_user_data, with df2_taps_eval as cb_eval?");
   }
 }
 

@@ -86,11 +86,11 @@ SharedWeights Target::shared_weights() {
   const SharedWeights shared = {find_token_embd(graph, n_embd(), n_vocab()), find_head(graph)};
   if (shared.head == nullptr || shared.token_embd == nullptr) {
     throw Error(DF2_EUNSUPPORTED, format("cannot find the %s of architecture '%s' in its graph",
-                                         shared.head == nullptr ? "head" : "token embeddings",
-                                         architecture().c_str()));
+                                         shared.head == nullptr ? "head" : "token embeddings", architecture().c_str()));
   }
   if (!on_cpu(shared.head) || !on_cpu(shared.token_embd)) {
-    throw Error(DF2_EUNSUPPORTED, "the target's head or embeddings are not in CPU memory; load it with n_gpu_layers = 0");
+    throw Error(DF2_EUNSUPPORTED,
+                "the target's head or embeddings are not in CPU memory; load it with n_gpu_layers = 0");
   }
   return shared;
 }
@@ -105,8 +105,9 @@ void Target::select_taps(const std::vector<int32_t> &layers) {
     }
     // the state after the last layer is not the input of any
     if (std::count(layers.begin(), layers.end(), n_layer()) != 0) {
-      throw Error(DF2_EUNSUPPORTED, "this drafter reads the last layer's output, which needs a context created with "
-                                    "df2_taps_eval as cb_eval, or a target opened with df2_target_open");
+      throw Error(DF2_EUNSUPPORTED,
+                  "this drafter reads the last layer's output, which needs a context created with "
+                  "df2_taps_eval as cb_eval, or a target opened with df2_target_open");
     }
     for (const int32_t layer : tap_layers_) {
       llama_set_embeddings_layer_inp(context_, static_cast<uint32_t>(layer), false);

@@ -28,9 +28,8 @@ class TensorLoader {
     const TensorInfo &info = take(name);
     check_shape(info, columns, rows, 1);
     const ggml_type_traits *traits = ggml_get_type_traits(info.type);
-    const bool computable =
-        info.type == GGML_TYPE_F32 ||
-        (traits != nullptr && traits->to_float != nullptr && ggml_get_type_traits_cpu(info.type)->vec_dot != nullptr);
+    const bool computable = info.type == GGML_TYPE_F32 || (traits != nullptr && traits->to_float != nullptr &&
+                                                           ggml_get_type_traits_cpu(info.type)->vec_dot != nullptr);
     if (!computable) {
       fail(DF2_EUNSUPPORTED, format("tensor '%s' has type %s, which the CPU cannot multiply with", name.c_str(),
                                     ggml_type_name(info.type)));
@@ -68,8 +67,8 @@ class TensorLoader {
   // A tensor nobody asked for means the file is a variant this code would compute wrongly.
   void finish() const {
     if (!unused_.empty()) {
-      fail(DF2_EUNSUPPORTED, format("tensor '%s' is not part of a DFlash drafter this version knows",
-                                    unused_.begin()->first.c_str()));
+      fail(DF2_EUNSUPPORTED,
+           format("tensor '%s' is not part of a DFlash drafter this version knows", unused_.begin()->first.c_str()));
     }
   }
 
@@ -199,12 +198,11 @@ DrafterWeights load_weights(TensorLoader &loader, DrafterParams *params) {
   if (params->version == 2) {
     const int32_t n_choices = params->n_vocab_draft > 0 ? params->n_vocab_draft : params->n_vocab;
     if (params->selector_top_k > n_choices) {
-      loader.fail(DF2_EFORMAT, format("%d candidates cannot be chosen from a vocabulary of %d", params->selector_top_k,
-                                      n_choices));
+      loader.fail(DF2_EFORMAT,
+                  format("%d candidates cannot be chosen from a vocabulary of %d", params->selector_top_k, n_choices));
     }
     weights.selector_hidden = loader.matrix("selector_hidden.weight", n_embd, params->selector_rank);
-    weights.selector_predecessor =
-        loader.matrix("selector_predecessor.weight", params->selector_rank, params->n_vocab);
+    weights.selector_predecessor = loader.matrix("selector_predecessor.weight", params->selector_rank, params->n_vocab);
     weights.selector_successor = loader.matrix("selector_successor.weight", params->selector_rank, params->n_vocab);
   }
   for (int32_t i = 0; i < params->n_layer; ++i) {

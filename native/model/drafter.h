@@ -49,7 +49,7 @@ struct DrafterParams {
   int32_t mask_token;
   int32_t window;  // 0: no layer has a sliding window
   bool is_causal;
-  bool gelu;              // feed-forward activation: gelu or silu
+  bool gelu;  // feed-forward activation: gelu or silu
   float norm_eps;
   float attn_scale;       // of the attention logits
   float value_scale;      // of the attention output; 1: none
@@ -70,8 +70,8 @@ struct DrafterLayer {
   ggml_tensor *attn_post_norm;  // optional
   ggml_tensor *ffn_norm;
   ggml_tensor *ffn_gate, *ffn_up, *ffn_down;
-  ggml_tensor *ffn_post_norm;  // optional
-  ggml_tensor *out_scale;      // optional
+  ggml_tensor *ffn_post_norm;                    // optional
+  ggml_tensor *out_scale;                        // optional
   ggml_tensor *attn_conv_base, *attn_conv_proj;  // version 2
   ggml_tensor *ffn_conv_base, *ffn_conv_proj;    // version 2
 };
@@ -80,12 +80,12 @@ struct DrafterWeights {
   ggml_tensor *fc;
   ggml_tensor *fc_norm;
   ggml_tensor *output_norm;
-  ggml_tensor *selector_hidden;       // version 2, as the next two
+  ggml_tensor *selector_hidden;  // version 2, as the next two
   ggml_tensor *selector_predecessor;
   ggml_tensor *selector_successor;
-  ggml_tensor *rope_freqs;  // optional
-  ggml_tensor *token_embd;  // optional: instead of the target's embeddings
-  ggml_tensor *output;      // optional: instead of the target's head
+  ggml_tensor *rope_freqs;         // optional
+  ggml_tensor *token_embd;         // optional: instead of the target's embeddings
+  ggml_tensor *output;             // optional: instead of the target's head
   const int64_t *draft_to_target;  // optional: target id of each row of `output`
   std::vector<DrafterLayer> layers;
 };

@@ -17,9 +17,9 @@ struct SharedWeights {
 
 // What one graph is built for. Graphs are cached per shape.
 struct GraphShape {
-  int32_t n_pending;               // feature rows to inject, padding included
-  int32_t n_block;                 // anchor and drafted positions; 0: injection only
-  int32_t n_kv[kLayerKinds];       // cache slots the block attends to, per kind of layer
+  int32_t n_pending;          // feature rows to inject, padding included
+  int32_t n_block;            // anchor and drafted positions; 0: injection only
+  int32_t n_kv[kLayerKinds];  // cache slots the block attends to, per kind of layer
 
   bool operator<(const GraphShape &other) const {
     if (n_pending != other.n_pending) {
@@ -41,12 +41,12 @@ struct DrafterGraph {
   ggml_cgraph *graph = nullptr;
 
   // Inputs. Rows are the pending features first, then the block. Null where the shape has no use for them.
-  ggml_tensor *features = nullptr;             // F32 [n_taps * n_embd_target, n_pending]
-  ggml_tensor *positions = nullptr;            // I32 [n_pending + n_block]
-  ggml_tensor *block_positions = nullptr;      // I32 [n_block]
-  ggml_tensor *block_tokens = nullptr;         // I32 [n_block]
-  ggml_tensor *slots[kLayerKinds] = {};        // I64 [n_pending + n_block]
-  ggml_tensor *masks[kLayerKinds] = {};        // F16 [n_kv, n_block], 0 or -infinity
+  ggml_tensor *features = nullptr;         // F32 [n_taps * n_embd_target, n_pending]
+  ggml_tensor *positions = nullptr;        // I32 [n_pending + n_block]
+  ggml_tensor *block_positions = nullptr;  // I32 [n_block]
+  ggml_tensor *block_tokens = nullptr;     // I32 [n_block]
+  ggml_tensor *slots[kLayerKinds] = {};    // I64 [n_pending + n_block]
+  ggml_tensor *masks[kLayerKinds] = {};    // F16 [n_kv, n_block], 0 or -infinity
 
   // Outputs, for n_block > 0.
   ggml_tensor *hidden = nullptr;     // F32 [n_embd, n_block]

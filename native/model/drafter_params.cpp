@@ -33,7 +33,9 @@ const TensorInfo *find_tensor(const GgufFile &file, const std::string &name) {
 // YaRN's magnitude correction. llama.cpp folds it so that ggml_rope_ext's own correction cancels; the arithmetic
 // follows llama_context's constructor so that both give the same rotation.
 float yarn_attn_factor(float factor, float log_multiplier) {
-  const auto magnitude = [factor](float scale) { return factor <= 1.0f ? 1.0f : 0.1f * scale * std::log(factor) + 1.0f; };
+  const auto magnitude = [factor](float scale) {
+    return factor <= 1.0f ? 1.0f : 0.1f * scale * std::log(factor) + 1.0f;
+  };
   const float attn = log_multiplier != 0.0f ? magnitude(1.0f) / magnitude(log_multiplier) : magnitude(1.0f);
   return attn / (1.0f + 0.1f * std::log(factor));
 }
@@ -56,7 +58,8 @@ RopeParams read_rope(const GgufFile &file, const DrafterParams &params) {
     fail(file, DF2_EFORMAT, "the rope base and scaling factor must be positive");
   }
   if (type != "none" && type != "linear" && type != "yarn") {
-    fail(file, DF2_EUNSUPPORTED, format("rope scaling '%s' is not supported (none, linear and yarn are)", type.c_str()));
+    fail(file, DF2_EUNSUPPORTED,
+         format("rope scaling '%s' is not supported (none, linear and yarn are)", type.c_str()));
   }
   rope.freq_scale = type == "none" ? 1.0f : 1.0f / factor;
   if (type == "yarn") {
@@ -92,16 +95,17 @@ void read_version_2(const GgufFile &file, DrafterParams *params) {
   params->selector_rank = file.integer("dflash.selector_rank", 1, kMaxWidth);
   params->selector_top_k = file.integer("dflash.selector_top_k", 1, 1024);
   if (params->n_embd % params->conv_group_size != 0) {
-    fail(file, DF2_EFORMAT, format("the hidden size %d is not a multiple of the convolution's group size %d",
-                                   params->n_embd, params->conv_group_size));
+    fail(file, DF2_EFORMAT,
+         format("the hidden size %d is not a multiple of the convolution's group size %d", params->n_embd,
+                params->conv_group_size));
   }
 }
 
 void read_taps(const GgufFile &file, DrafterParams *params) {
   params->taps = file.integers("dflash.target_layers");
   if (params->taps.empty() || params->taps.size() > DF2_MAX_TAPS) {
-    fail(file, DF2_EFORMAT, format("dflash.target_layers has %zu entries; 1 to %d are possible", params->taps.size(),
-                                   DF2_MAX_TAPS));
+    fail(file, DF2_EFORMAT,
+         format("dflash.target_layers has %zu entries; 1 to %d are possible", params->taps.size(), DF2_MAX_TAPS));
   }
   for (size_t i = 0; i < params->taps.size(); ++i) {
     if (params->taps[i] < 1 || std::count(params->taps.begin(), params->taps.end(), params->taps[i]) != 1) {
@@ -177,8 +181,9 @@ DrafterParams read_drafter_params(const GgufFile &file) {
   }
   const int64_t n_taps = static_cast<int64_t>(params.taps.size());
   if (fc->ne[0] % n_taps != 0 || fc->ne[0] / n_taps < 1 || fc->ne[0] / n_taps > kMaxWidth) {
-    fail(file, DF2_EFORMAT, format("fc takes %lld inputs, which %lld tapped layers cannot share evenly",
-                                   static_cast<long long>(fc->ne[0]), static_cast<long long>(n_taps)));
+    fail(file, DF2_EFORMAT,
+         format("fc takes %lld inputs, which %lld tapped layers cannot share evenly", static_cast<long long>(fc->ne[0]),
+                static_cast<long long>(n_taps)));
   }
   params.n_embd_target = static_cast<int32_t>(fc->ne[0] / n_taps);
   const size_t n_tokens = file.texts("tokenizer.ggml.tokens").size();

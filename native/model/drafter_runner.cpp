@@ -164,8 +164,7 @@ void DrafterRunner::inject(const float *features, int32_t n_rows, int32_t positi
   }
 }
 
-Draft DrafterRunner::draft(const float *pending, int32_t n_pending, int32_t anchor, int32_t position,
-                           int32_t n_draft) {
+Draft DrafterRunner::draft(const float *pending, int32_t n_pending, int32_t anchor, int32_t position, int32_t n_draft) {
   const DrafterParams &params = drafter_->params();
   if (n_pending > params.block_size) {
     const int32_t n_early = n_pending - params.block_size;

@@ -22,8 +22,8 @@ namespace df2 {
 #if defined(_WIN32)
 
 MappedFile::MappedFile(const std::string &path) {
-  const HANDLE file = CreateFileA(path.c_str(), GENERIC_READ, FILE_SHARE_READ, nullptr, OPEN_EXISTING,
-                                  FILE_ATTRIBUTE_NORMAL, nullptr);
+  const HANDLE file =
+      CreateFileA(path.c_str(), GENERIC_READ, FILE_SHARE_READ, nullptr, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, nullptr);
   if (file == INVALID_HANDLE_VALUE) {
     throw Error(DF2_EIO, format("cannot open '%s' (Windows error %lu)", path.c_str(), GetLastError()));
   }
@@ -168,7 +168,8 @@ int32_t GgufFile::integer(const std::string &key, int32_t min, int32_t max) cons
       fail(format("key '%s' must be a 32-bit integer", key.c_str()));
   }
   if (value < min || value > max) {
-    fail(format("key '%s' is %lld; it must be between %d and %d", key.c_str(), static_cast<long long>(value), min, max));
+    fail(
+        format("key '%s' is %lld; it must be between %d and %d", key.c_str(), static_cast<long long>(value), min, max));
   }
   return static_cast<int32_t>(value);
 }

@@ -97,7 +97,8 @@ void test_scores(int64_t k, int64_t rank) {
   for (int64_t c = 0; c < k; ++c) {
     double expected = logits[static_cast<size_t>(c)];
     for (int64_t r = 0; r < rank; ++r) {
-      expected += static_cast<double>(condition[static_cast<size_t>(r)]) * successors[static_cast<size_t>(c * rank + r)];
+      expected +=
+          static_cast<double>(condition[static_cast<size_t>(r)]) * successors[static_cast<size_t>(c * rank + r)];
     }
     CHECK(std::fabs(scores[static_cast<size_t>(c)] - expected) < 1e-4);
     CHECK(scores[static_cast<size_t>(c)] <= scores[static_cast<size_t>(best)]);

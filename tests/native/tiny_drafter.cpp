@@ -140,8 +140,8 @@ class Writer {
       norm(prefix + "layer_output_scale.weight", 1);
     }
     if (shape_.version == 2) {
-      const int64_t n_coefficients = 2 * static_cast<int64_t>(shape_.conv_kernel_size) *
-                                     (n_embd_ / shape_.conv_group_size);
+      const int64_t n_coefficients =
+          2 * static_cast<int64_t>(shape_.conv_kernel_size) * (n_embd_ / shape_.conv_group_size);
       for (const char *sublayer : {"attn", "ffn"}) {
         tensor(prefix + sublayer + "_conv_base", {n_embd_, shape_.conv_kernel_size, 2}, 0.5f, 0.3f);
         matrix(prefix + sublayer + "_conv_proj.weight", n_embd_, n_coefficients);

@@ -18,7 +18,7 @@ struct TinyDrafter {
   int32_t selector_rank = 8;
   int32_t selector_top_k = 4;
   std::vector<int32_t> taps = {1, 3};
-  int32_t window = 0;                   // with layer_has_window
+  int32_t window = 0;                  // with layer_has_window
   std::vector<bool> layer_has_window;  // one per layer
   bool is_causal = false;
   int32_t n_vocab_draft = 0;  // > 0: a head of its own, with a d2t map

@@ -1,6 +1,6 @@
-#include "ops/argmax/argmax.h"
-
 #include <math.h>
+
+#include "ops/argmax/argmax.h"
 
 enum { CHUNK = 64 };
 

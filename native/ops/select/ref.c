@@ -1,6 +1,6 @@
-#include "ops/select/select.h"
-
 #include <math.h>
+
+#include "ops/select/select.h"
 
 /* Long enough for the compiler to vectorise the threshold test, short enough that a hit costs little to locate. */
 enum { CHUNK = 64 };

@@ -1,0 +1,74 @@
+/* Generates text from a prompt with a target and its drafter.
+ *
+ *   generate TARGET.gguf DRAFTER.gguf "Once upon a time" [N_TOKENS]
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dflash2.h"
+#include "llama.h"
+
+enum { MAX_PROMPT = 4096 };
+
+static void check(int32_t status) {
+  if (status != DF2_OK) {
+    fprintf(stderr, "error: %s (%s)\n", df2_error_last(), df2_status_name(status));
+    exit(1);
+  }
+}
+
+static void no_log(enum ggml_log_level level, const char *text, void *payload) {
+  (void)level, (void)text, (void)payload;
+}
+
+static void print_token(const struct llama_vocab *vocab, int32_t token) {
+  char piece[256];
+  const int32_t length = llama_token_to_piece(vocab, token, piece, sizeof(piece), 0, false);
+  fwrite(piece, 1, length > 0 ? (size_t)length : 0, stdout);
+  fflush(stdout);
+}
+
+int main(int argc, char **argv) {
+  if (argc < 4) {
+    fprintf(stderr, "usage: %s TARGET.gguf DRAFTER.gguf PROMPT [N_TOKENS]\n", argv[0]);
+    return 2;
+  }
+  int32_t n_left = argc > 4 ? atoi(argv[4]) : 64;
+  llama_log_set(no_log, NULL);
+
+  df2_target *target = NULL;
+  df2_drafter *drafter = NULL;
+  df2_session *session = NULL;
+  check(df2_target_open(&target, argv[1], NULL));
+  check(df2_drafter_load(&drafter, argv[2], NULL));
+  check(df2_session_create(&session, target, drafter, NULL));
+
+  const struct llama_vocab *vocab = llama_model_get_vocab(llama_get_model(df2_target_context(target)));
+  int32_t prompt[MAX_PROMPT];
+  const int32_t n_prompt = llama_tokenize(vocab, argv[3], (int32_t)strlen(argv[3]), prompt, MAX_PROMPT, true, true);
+  check(df2_session_prefill(session, prompt, n_prompt));
+
+  df2_step_result result = {0};
+  while (n_left > 0 && !result.is_end) {
+    int32_t tokens[DF2_MAX_DRAFT + 1];
+    const int32_t room = n_left < DF2_MAX_DRAFT + 1 ? n_left : DF2_MAX_DRAFT + 1;
+    check(df2_session_step(session, tokens, room, &result));
+    for (int32_t i = 0; i < result.n_tokens; ++i) {
+      print_token(vocab, tokens[i]);
+    }
+    n_left -= result.n_tokens;
+  }
+
+  df2_stats stats = {.struct_size = sizeof(stats)};
+  check(df2_session_stats_get(session, &stats));
+  const double seconds = (double)(stats.draft_us + stats.verify_us + stats.accept_us + stats.other_us) / 1e6;
+  const double cycles = stats.n_cycles > 0 ? (double)stats.n_cycles : 1.0;
+  printf("\n%.0f tok/s, acceptance length %.2f\n", (double)stats.n_generated / seconds,
+         ((double)stats.n_accepted + cycles) / cycles);
+
+  df2_session_free(session);
+  df2_drafter_free(drafter);
+  df2_target_free(target);
+  return 0;
+}

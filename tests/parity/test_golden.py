@@ -1,0 +1,145 @@
+"""The drafter against values computed by the reference implementation (see tests/data/fixtures).
+
+The target runs in float32 with a float32 cache and without flash attention, so that the only
+differences left are the order of additions: relative 1e-4 is generous.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import pydflash2
+
+FIXTURES = ("tiny-plain", "tiny-window", "tiny-softcap", "tiny-v1")
+TOLERANCE = 1e-4
+
+Array = npt.NDArray[np.generic]
+Golden = dict[str, Array]
+
+
+def read_golden(path: Path) -> Golden:
+    """The tensors of a safetensors file of F32, I32 and I64."""
+    raw = path.read_bytes()
+    (n_header,) = struct.unpack_from("<Q", raw)
+    header = json.loads(raw[8 : 8 + n_header])
+    header.pop("__metadata__", None)
+    kinds = {"F32": "<f4", "I32": "<i4", "I64": "<i8"}
+    golden = {}
+    for name, entry in header.items():
+        begin, end = (8 + n_header + offset for offset in entry["data_offsets"])
+        values = np.frombuffer(raw[begin:end], kinds[entry["dtype"]])
+        golden[name] = values.reshape(entry["shape"])
+    return golden
+
+
+@pytest.fixture(scope="module")
+def exact_target(tiny_target: Path) -> Iterator[llama_cpp.Llama]:
+    llama = llama_cpp.Llama(
+        str(tiny_target),
+        n_ctx=256,
+        n_gpu_layers=0,
+        n_threads=2,
+        n_threads_batch=2,
+        type_k=llama_cpp.GGML_TYPE_F32,
+        type_v=llama_cpp.GGML_TYPE_F32,
+        flash_attn=False,
+        verbose=False,
+    )
+    yield llama
+    llama.close()
+
+
+@pytest.fixture(params=FIXTURES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def golden(name: str, root: Path) -> Golden:
+    return read_golden(root / "tests" / "data" / "fixtures" / name / "golden.safetensors")
+
+
+@pytest.fixture
+def session(
+    name: str, exact_target: llama_cpp.Llama, tiny_drafters: dict[str, Path]
+) -> Iterator[pydflash2.Session]:
+    with pydflash2.attach(exact_target, tiny_drafters[name], cache_type="f32") as llm:
+        yield llm.session
+
+
+def relative_error(values: npt.NDArray[np.float32], expected: Array) -> float:
+    return float(np.abs(values - expected).max() / np.abs(expected).max())
+
+
+def check_draft(session: pydflash2.Session, golden: Golden) -> None:
+    """The whole draft, then every shorter one of the causal parts it shares with it."""
+    n_draft = len(golden["block_ids"]) - 1
+    assert session.tokens[-1] == golden["block_ids"][0]
+    draft = session.draft(n_draft)
+    assert relative_error(draft.hidden, golden["draft_hidden"]) < TOLERANCE
+    assert relative_error(draft.logits, golden["draft_logits"]) < TOLERANCE
+    assert list(draft.tokens) == golden["draft_path"].tolist()
+    if "candidates" in golden:
+        assert np.array_equal(np.sort(draft.candidates, axis=1), golden["candidates"])
+    best = np.argmax(golden["draft_logits"], axis=1)
+    assert np.array_equal(draft.candidates[:, 0], best)
+
+
+def test_one_pass(session: pydflash2.Session, golden: Golden) -> None:
+    session.prefill(golden["prompt_ids"].tolist())
+    session.step(1)
+    check_draft(session, golden)
+
+
+@pytest.mark.parametrize("n_chunk", [1, 2, 5, 22])
+def test_chunked_injection(session: pydflash2.Session, golden: Golden, n_chunk: int) -> None:
+    prompt = golden["prompt_ids"].tolist()
+    for i in range(0, len(prompt), n_chunk):
+        session.prefill(prompt[i : i + n_chunk])
+    session.step(1)
+    check_draft(session, golden)
+
+
+def test_after_a_rewind_to_every_position(session: pydflash2.Session, golden: Golden) -> None:
+    prompt = golden["prompt_ids"].tolist()
+    session.prefill(prompt)
+    session.step(1)
+    for n_kept in range(1, len(prompt) + 1):
+        # past the prompt first, so that there is something of each kind to forget
+        session.step()
+        session.rewind(n_kept)
+        session.prefill(prompt[n_kept:]) if n_kept < len(prompt) else None
+        if n_kept < len(prompt):
+            session.step(1)
+        else:
+            assert session.step(1).tokens[0] == golden["block_ids"][0]
+        check_draft(session, golden)
+
+
+def test_drafting_twice_changes_nothing(session: pydflash2.Session, golden: Golden) -> None:
+    session.prefill(golden["prompt_ids"].tolist())
+    session.step(1)
+    for n_draft in range(1, len(golden["block_ids"])):
+        session.draft(n_draft)
+    check_draft(session, golden)
+
+
+def test_text(session: pydflash2.Session, golden: Golden) -> None:
+    """Generated with every draft length, the text is what the reference's target says alone."""
+    prompt = golden["prompt_ids"].tolist()
+    expected = golden["greedy_output_ids"].tolist()[: len(prompt) + 40]
+    for n_draft in range(len(golden["block_ids"])):
+        session.rewind(0)
+        session.set_n_draft(n_draft)
+        session.prefill(prompt)
+        while session.n_tokens < len(expected):
+            session.step(len(expected) - session.n_tokens)
+        assert list(session.tokens) == expected
