@@ -1,0 +1,390 @@
+"""Text in, text out: the class most programs use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import llama_cpp
+from typing_extensions import Unpack
+
+from pydflash2._chat import ChatTemplate, Message
+from pydflash2._generation import Chunk, FinishReason, generate_chunks
+from pydflash2._llama_cpp import PENALTY_WINDOW, Sampler, set_log
+from pydflash2._options import GenerateOptions, Options
+from pydflash2._session import (
+    CacheType,
+    Drafter,
+    DraftLength,
+    Session,
+    Stats,
+    Target,
+    token_ids,
+)
+from pydflash2.errors import (
+    BackendError,
+    ContextFullError,
+    InvalidArgumentError,
+    RewindError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished text. tokens holds the ids behind it: an end-of-generation token included, a stop
+    string's not."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+
+
+class Llama:
+    """A target, and a drafter that makes it faster. Made by load() or attach(). One thread at a
+    time.
+
+    Calls share one sequence: the beginning of a prompt that the previous call already decoded is
+    not decoded again. After an exception the object stays usable, with whatever part of the
+    sequence is intact.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None = None,
+        *,
+        n_draft: DraftLength = "auto",
+        window: int | None = None,
+        cache_type: CacheType = "f16",
+    ) -> None:
+        """Takes target over, and closes it with itself; drafter stays the caller's. Raises what
+        Session raises."""
+        self._target = target
+        self._drafter = drafter
+        self._n_draft: DraftLength = n_draft
+        self._window = window
+        self._cache_type: CacheType = cache_type
+        self._is_drafting = drafter is not None
+        self._template: ChatTemplate | None = None
+        self._is_streaming = False
+        self._cleanup = contextlib.ExitStack()
+        self._cleanup.callback(target.close)
+        self._session = self._open_session()
+
+    def _open_session(self) -> Session:
+        return Session(
+            self._target,
+            self._drafter if self._is_drafting else None,
+            n_draft=self._n_draft if self._is_drafting or self._drafter is None else 0,
+            window=self._window,
+            cache_type=self._cache_type,
+        )
+
+    # -- Properties --------------------------------------------------------------------------------
+
+    @property
+    def session(self) -> Session:
+        """The low-level session. Steps and rewinds done there are seen by the next call here."""
+        self._require_open()
+        if self._session.is_closed:
+            self._session = self._open_session()
+        return self._session
+
+    @property
+    def target(self) -> Target:
+        """The target; its `vocab` is the tokenizer."""
+        return self._target
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """The drafter, in use or not."""
+        return self._drafter
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self._target.n_ctx
+
+    def stats(self) -> Stats:
+        """Counters and times of the last generating call."""
+        return self.session.stats()
+
+    # -- Tokens ------------------------------------------------------------------------------------
+
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Token ids of text. add_special: with the BOS token, if the model wants one.
+        parse_special: spelled-out control tokens such as "<|im_end|>" become those tokens."""
+        self._require_open()
+        return self._target.vocab.tokenize(
+            text, add_special=add_special, parse_special=parse_special
+        )
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; control tokens have none."""
+        self._require_open()
+        ids = token_ids(tokens)
+        if any(token >= self._target.vocab.n_tokens for token in ids):
+            raise InvalidArgumentError("a token id is outside the target's vocabulary")
+        return self._target.vocab.detokenize(ids)
+
+    def format_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation in the target's chat template, up to where the next answer
+        begins.
+
+        messages: mappings with the keys "role" and "content". The template decides about BOS.
+        Raises UnsupportedError if the target's file has no usable template, InvalidArgumentError if
+        the template refuses the messages.
+        """
+        self._require_open()
+        if self._template is None:
+            self._template = ChatTemplate(self._target.vocab)
+        text = self._template.render(messages)
+        return self.tokenize(text, add_special=False)
+
+    # -- Generation --------------------------------------------------------------------------------
+
+    def stream(
+        self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> Iterator[Chunk]:
+        """Generates text after a prompt, a Chunk per verify.
+
+        prompt: text, tokenized with the model's special tokens, or token ids. options: see
+        GenerateOptions. The iterator may be closed early: the sequence then ends with the last
+        chunk handed out. Raises InvalidArgumentError at once for bad options; while iterating
+        ContextFullError if the prompt does not fit, BackendError. A context that fills up later is
+        a finish_reason, not an error.
+        """
+        resolved = Options(**options)
+        return self._run(self._prompt_ids(prompt), resolved)
+
+    def generate(
+        self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """Generates text after a prompt and returns it whole. Otherwise as stream()."""
+        return self._complete(self.stream(prompt, **options))
+
+    def stream_chat(
+        self, messages: Sequence[Message], **options: Unpack[GenerateOptions]
+    ) -> Iterator[Chunk]:
+        """Generates the next answer in a conversation. messages as in format_chat(), otherwise as
+        stream()."""
+        return self.stream(self.format_chat(messages), **options)
+
+    def chat(self, messages: Sequence[Message], **options: Unpack[GenerateOptions]) -> Completion:
+        """Generates the next answer in a conversation and returns it whole. Otherwise as
+        stream_chat()."""
+        return self._complete(self.stream_chat(messages, **options))
+
+    def set_n_draft(self, n_draft: DraftLength) -> None:
+        """Tokens drafted per cycle, from now on. InvalidArgumentError if out of range; nothing
+        changes then."""
+        self.session.set_n_draft(n_draft)
+        self._n_draft = n_draft
+
+    def set_drafting(self, enabled: bool) -> None:
+        """Switches the drafter on or off. Off is plain decoding: no hidden states are read and no
+        draft is made.
+
+        The sequence is dropped: the next call decodes its prompt from the start.
+        """
+        self._require_idle()
+        if enabled and self._drafter is None:
+            raise InvalidArgumentError("there is no drafter: load the target with one")
+        self._is_drafting = enabled
+        self._session.close()
+
+    def close(self) -> None:
+        """Frees session and model (an attached context stays its owner's). Again is a no-op."""
+        self._session.close()
+        self._cleanup.close()
+
+    def __enter__(self) -> Llama:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # -- How it is done ----------------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._target.is_closed:
+            raise InvalidArgumentError("this Llama is closed: load it again")
+
+    def _require_idle(self) -> None:
+        self._require_open()
+        if self._is_streaming:
+            raise InvalidArgumentError(
+                "a stream of this model is still open: exhaust it or close() it first"
+            )
+
+    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        self._require_idle()
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else token_ids(prompt)
+        if not ids:
+            raise InvalidArgumentError("the prompt is empty")
+        return ids
+
+    def _complete(self, chunks: Iterator[Chunk]) -> Completion:
+        parts: list[str] = []
+        tokens: list[int] = []
+        finish_reason: FinishReason | None = None
+        for chunk in chunks:
+            parts.append(chunk.text)
+            tokens.extend(chunk.tokens)
+            finish_reason = chunk.finish_reason
+        assert finish_reason is not None  # the last chunk always says why
+        return Completion("".join(parts), tuple(tokens), finish_reason, self.stats())
+
+    def _run(self, prompt: list[int], options: Options) -> Iterator[Chunk]:
+        self._require_idle()
+        session = self.session
+        self._is_streaming = True
+        try:
+            session.reset_stats()
+            session.set_sampler(self._sampler(prompt, options))
+            self._prefill(session, prompt, options)
+            yield from generate_chunks(session, options)
+        except BackendError:
+            # Poisoned or not, an empty session is the safe state: the next call makes one.
+            session.close()
+            raise
+        finally:
+            self._is_streaming = False
+
+    def _sampler(self, prompt: list[int], options: Options) -> Sampler | None:
+        if options.is_argmax:
+            return None
+        sampler = Sampler(
+            self._target.vocab,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            repeat_penalty=options.repeat_penalty,
+            seed=options.seed,
+        )
+        sampler.accept([t for t in prompt[-PENALTY_WINDOW:] if t < self._target.vocab.n_tokens])
+        return sampler
+
+    def _prefill(self, session: Session, prompt: list[int], options: Options) -> None:
+        """Makes prompt the session's sequence, decoding only what is new, a batch at a time so that
+        Ctrl-C and callbacks get their turn."""
+        if len(prompt) > self.n_ctx:
+            raise ContextFullError(
+                f"the prompt has {len(prompt)} tokens and the context holds {self.n_ctx}: "
+                "shorten the prompt or load the target with a larger n_ctx"
+            )
+        n_done = _n_common(session.tokens, prompt)
+        if n_done < session.n_tokens:
+            try:
+                session.rewind(n_done)
+            except RewindError:
+                session.rewind(0)
+                n_done = 0
+        while n_done < len(prompt):
+            batch = prompt[n_done : n_done + self._target.n_batch]
+            session.prefill(batch)
+            n_done += len(batch)
+            if options.on_prefill is not None:
+                options.on_prefill(n_done, len(prompt))
+
+
+def _n_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
+
+
+def load(
+    target: str | os.PathLike[str],
+    drafter: str | os.PathLike[str] | Drafter | None = None,
+    *,
+    n_ctx: int = 4096,
+    n_batch: int = 512,
+    n_threads: int | None = None,
+    n_draft: DraftLength = "auto",
+    window: int | None = None,
+    cache_type: CacheType = "f16",
+    version: int | None = None,
+    verbose: bool = False,
+) -> Llama:
+    """Loads a target and, unless drafter is None, a drafter for it.
+
+    target      GGUF file of the model whose text is wanted
+    drafter     GGUF file of its drafter, or a Drafter that is shared and stays yours
+    n_ctx       context length in tokens
+    n_batch     most tokens decoded at once in a prefill
+    n_threads   None: one per physical core the process may use
+    n_draft     tokens drafted per cycle, 0 .. block_size - 1, or "auto": chosen while running
+    window      most context tokens a full-attention drafter layer attends to; None: 2048
+    cache_type  of the drafter's K/V cache: "f16" or "f32"
+    version     require a drafter of DFlash 1 or 2
+    verbose     let llama.cpp log to stderr; this setting is the process's
+
+    Raises ModelFileError, ModelFormatError (MismatchError: the two do not belong together),
+    OutOfMemoryError, InvalidArgumentError; BackendError if the native library is not usable.
+    """
+    set_log(verbose=verbose)
+    with contextlib.ExitStack() as undo:
+        # The drafter first: it is the smaller file, and as likely to be the wrong one.
+        shared = _take_drafter(drafter, version, undo)
+        opened = undo.enter_context(
+            Target(target, n_ctx=n_ctx, n_batch=n_batch, n_threads=n_threads)
+        )
+        made = Llama(opened, shared, n_draft=n_draft, window=window, cache_type=cache_type)
+        made._cleanup.push(undo.pop_all())
+        return made
+
+
+def attach(
+    llama: llama_cpp.Llama,
+    drafter: str | os.PathLike[str] | Drafter,
+    *,
+    n_draft: DraftLength = "auto",
+    window: int | None = None,
+    cache_type: CacheType = "f16",
+    version: int | None = None,
+) -> Llama:
+    """Drafts for a model that llama-cpp-python has loaded, without loading it again. Options as in
+    load().
+
+    llama's context is borrowed: do not use or close llama before the result is closed. Its sequence
+    is dropped, then and now. Hidden states are read as llama.cpp's layer inputs, which only some
+    architectures record: UnsupportedError names those that do not; load() works for them. Otherwise
+    raises what load() raises.
+    """
+    if not isinstance(llama, llama_cpp.Llama):
+        raise InvalidArgumentError(f"expected a llama_cpp.Llama, not {type(llama).__name__}")
+    with contextlib.ExitStack() as undo:
+        shared = _take_drafter(drafter, version, undo)
+        # llama-cpp-python remembers which tokens its context holds; what it remembers is about to
+        # be wrong.
+        undo.callback(llama.reset)
+        opened = undo.enter_context(Target.attach(llama.ctx, n_batch=llama.n_batch))
+        made = Llama(opened, shared, n_draft=n_draft, window=window, cache_type=cache_type)
+        made._cleanup.push(undo.pop_all())
+        return made
+
+
+def _take_drafter(
+    drafter: str | os.PathLike[str] | Drafter | None,
+    version: int | None,
+    undo: contextlib.ExitStack,
+) -> Drafter | None:
+    """The drafter asked for; one loaded here is closed with undo."""
+    if drafter is None:
+        if version is not None:
+            raise InvalidArgumentError("version is about the drafter, and there is none")
+        return None
+    if not isinstance(drafter, Drafter):
+        return undo.enter_context(Drafter(drafter, version=version))
+    if version not in (None, drafter.info.version):
+        raise InvalidArgumentError(f"the drafter is DFlash {drafter.info.version}, not {version}")
+    return drafter

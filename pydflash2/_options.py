@@ -1,0 +1,106 @@
+"""How a generation is asked for: one list of options for all generating calls, checked in one
+place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from pydflash2.errors import InvalidArgumentError
+
+SEED_LIMIT = 2**32
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keyword options of Llama.generate, stream, chat and stream_chat. All may be left out.
+
+    max_tokens      most tokens to generate, an end-of-generation token included (256)
+    stop            text at which to stop: a string or several; it is not part of the result ()
+    temperature     0.0 takes the most probable token; above, tokens are drawn (0.0)
+    top_k           draw among the k most probable tokens only; 0 for all (40)
+    top_p           draw among the most probable tokens that together reach this probability (0.95)
+    min_p           drop tokens less probable than this share of the most probable one (0.05)
+    repeat_penalty  above 1.0, divides the logits of the last 64 tokens (1.0)
+    seed            of the random numbers, 0 .. 2**32 - 1; same seed, same text (0)
+    on_prefill      called as on_prefill(n_done, n_total) after every batch of the prompt; an
+    exception it raises
+                    ends the call and reaches the caller unchanged (None)
+    """
+
+    max_tokens: int
+    stop: str | Sequence[str]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    seed: int
+    on_prefill: Callable[[int, int], Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """GenerateOptions with the defaults filled in and every value checked."""
+
+    max_tokens: int = 256
+    stop: str | Sequence[str] = ()
+    temperature: float = 0.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    seed: int = 0
+    on_prefill: Callable[[int, int], Any] | None = None
+
+    def __post_init__(self) -> None:
+        require_int("max_tokens", self.max_tokens, 1, None)
+        _require_number("temperature", self.temperature, 0.0, math.inf)
+        require_int("top_k", self.top_k, 0, None)
+        _require_number("top_p", self.top_p, 0.0, 1.0)
+        _require_number("min_p", self.min_p, 0.0, 1.0)
+        _require_number("repeat_penalty", self.repeat_penalty, 0.0, math.inf)
+        if self.repeat_penalty == 0.0:
+            raise InvalidArgumentError("repeat_penalty must be above 0; 1.0 switches it off")
+        require_int("seed", self.seed, 0, SEED_LIMIT - 1)
+        if not isinstance(self.stop, (str, Sequence)):
+            raise InvalidArgumentError(f"stop must be a string or several, not {self.stop!r}")
+        for text in self.stop_strings:
+            if not encode_text("stop", text):
+                raise InvalidArgumentError("stop must not hold an empty string")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the plain most probable token is wanted, which needs no sampler chain."""
+        return self.temperature == 0.0 and self.repeat_penalty == 1.0
+
+
+def require_int(name: str, value: object, low: int, high: int | None) -> None:
+    """Raises InvalidArgumentError unless value is an int of low .. high (None: no upper bound but
+    int32's)."""
+    limit = 2**31 - 1 if high is None else high
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= limit:
+        bounds = f"at least {low}" if high is None else f"{low} .. {high}"
+        raise InvalidArgumentError(f"{name} must be an integer of {bounds}, not {value!r}")
+
+
+def encode_text(name: str, text: object) -> bytes:
+    """text as UTF-8. InvalidArgumentError if it is not a str, or holds half a surrogate pair."""
+    if not isinstance(text, str):
+        raise InvalidArgumentError(f"{name} must be text, not {type(text).__name__}")
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"{name} is not valid Unicode text: {error}") from error
+
+
+def _require_number(name: str, value: Any, low: float, high: float) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not low <= value <= high:
+        bounds = f"at least {low:g}" if high == math.inf else f"{low:g} .. {high:g}"
+        raise InvalidArgumentError(f"{name} must be a number of {bounds}, not {value!r}")

@@ -1,0 +1,479 @@
+"""The C API's objects in Python: Target, Drafter and Session, one class per handle.
+
+Handles are freed by close(), by `with`, with the object, or when the interpreter ends, whichever
+comes first, and sessions before their targets. One thread at a time per target and its session: a
+second one gets an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pydflash2._ffi import address, check, ffi, library
+from pydflash2._llama_cpp import Sampler, Vocab, context_length
+from pydflash2._options import require_int
+from pydflash2.errors import InvalidArgumentError
+
+DraftLength = int | Literal["auto"]
+CacheType = Literal["f16", "f32"]
+
+MAX_STEP_TOKENS = 65
+"""Most tokens one step returns: DF2_MAX_DRAFT drafted ones and the bonus token."""
+
+_CACHE_TYPES = {"f16": 0, "f32": 1}
+
+
+class _Handle:
+    """Owns one C object. Subclasses set it with _own and read it with _pointer."""
+
+    _finalizer: weakref.finalize[..., Any]
+
+    def _own(self, free_name: str, pointer: Any) -> None:
+        self._raw = pointer
+        self._finalizer = weakref.finalize(self, getattr(library(), free_name), pointer)
+
+    @property
+    def _pointer(self) -> Any:
+        if self.is_closed:
+            raise InvalidArgumentError(f"this {type(self).__name__} is closed: make a new one")
+        return self._raw
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() has freed the object."""
+        return not self._finalizer.alive
+
+    def close(self) -> None:
+        """Frees the object. Again is a no-op."""
+        self._finalizer()
+
+
+class Target(_Handle):
+    """The model whose text is wanted, with one llama.cpp context.
+
+    path       a GGUF file
+    n_ctx      context length in tokens
+    n_batch    most tokens decoded at once in a prefill
+    n_threads  None: one per physical core the process may use
+
+    Raises ModelFileError, ModelFormatError, UnsupportedError, OutOfMemoryError,
+    InvalidArgumentError.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        n_ctx: int = 4096,
+        n_batch: int = 512,
+        n_threads: int | None = None,
+    ) -> None:
+        require_int("n_ctx", n_ctx, 1, None)
+        require_int("n_batch", n_batch, 1, None)
+        if n_threads is not None:
+            require_int("n_threads", n_threads, 1, None)
+        options = _options("df2_target_options")
+        options.n_ctx, options.n_batch, options.n_threads = n_ctx, n_batch, n_threads or 0
+        out = ffi.new("df2_target **")
+        check(library().df2_target_open(out, _encode_path(path), options))
+        self.n_batch = n_batch
+        self._adopt(out[0])
+
+    @classmethod
+    def attach(cls, context: int, *, n_batch: int = 512) -> Target:
+        """Wraps a context that another owner made, given as the address of its llama_context.
+
+        Borrowed: it must outlive the target, and while a session exists nothing else may decode
+        with it. Raises InvalidArgumentError; the context is then as before.
+        """
+        out = ffi.new("df2_target **")
+        pointer = ffi.cast("struct llama_context *", context)
+        check(library().df2_target_attach(out, pointer, ffi.NULL))
+        self = cls.__new__(cls)
+        self.n_batch = n_batch
+        self._adopt(out[0])
+        return self
+
+    def _adopt(self, pointer: Any) -> None:
+        self._own("df2_target_free", pointer)
+        context = address(library().df2_target_context(pointer))
+        self.vocab = Vocab(context)
+        self.n_ctx = context_length(context)
+        self._context = context
+        self._lock = threading.Lock()
+        self._session: weakref.ref[Session] | None = None
+
+    @property
+    def context_address(self) -> int:
+        """Address of the llama_context, for llama-cpp-python's low-level functions. Borrowed: valid
+        until close(). What changes its memory makes the session wrong."""
+        _ = self._pointer  # refuse when closed
+        return self._context
+
+    def close(self) -> None:
+        """Closes the session on this target, if there is one, and frees the model. Again is a
+        no-op."""
+        session = self._session() if self._session else None
+        if session is not None:
+            session.close()
+        super().close()
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """What a drafter file says. Sizes in elements unless the name ends in _bytes."""
+
+    version: int  # 1: DFlash, 2: DFlash2
+    n_layer: int
+    n_embd: int
+    n_vocab: int
+    n_head: int
+    n_head_kv: int
+    block_size: int
+    conv_kernel_size: int  # this and the next three: 0 for version 1
+    conv_group_size: int
+    selector_rank: int
+    selector_top_k: int
+    window: int  # tokens; 0: every layer attends to everything
+    tap_layers: tuple[
+        int, ...
+    ]  # counted as layer inputs: k is the output of target layer k - 1, from 1
+    mask_token: int
+    is_causal: bool
+    weights_bytes: int  # memory-mapped
+
+
+class Drafter(_Handle):
+    """A drafter file. Immutable: may be shared by sessions on any threads, and closed before them.
+
+    version: require DFlash 1 or 2; None takes either.
+    Raises ModelFileError, ModelFormatError, UnsupportedError, OutOfMemoryError,
+    InvalidArgumentError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, version: int | None = None) -> None:
+        if version not in (None, 1, 2):
+            raise InvalidArgumentError(f"version must be 1, 2 or None, not {version!r}")
+        options = _options("df2_drafter_options")
+        options.version = version or 0
+        out = ffi.new("df2_drafter **")
+        check(library().df2_drafter_load(out, _encode_path(path), options))
+        self._own("df2_drafter_free", out[0])
+
+    @property
+    def info(self) -> DrafterInfo:
+        """What the file says."""
+        raw = _sized("df2_drafter_info")
+        check(library().df2_drafter_info_get(self._pointer, raw))
+        skipped = {"tap_layers", "is_causal"}
+        plain = {
+            name: getattr(raw, name)
+            for name in DrafterInfo.__dataclass_fields__
+            if name not in skipped
+        }
+        return DrafterInfo(
+            **plain,
+            tap_layers=tuple(raw.tap_layers[0 : raw.n_taps]),
+            is_causal=bool(raw.is_causal),
+        )
+
+    def __enter__(self) -> Drafter:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one cycle generated. The first n_accepted of the tokens were drafted."""
+
+    tokens: tuple[int, ...]
+    n_drafted: int
+    n_accepted: int
+    is_end: bool  # the last token ends the generation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """A draft as the drafter sees it. Arrays are copies."""
+
+    tokens: npt.NDArray[np.int32]  # [n_draft] the selector's greedy path
+    candidates: npt.NDArray[np.int32]  # [n_draft, n_candidates] best logit first
+    scores: npt.NDArray[np.float32]  # [n_draft, n_candidates] logit plus transition
+    hidden: npt.NDArray[np.float32]  # [n_draft + 1, n_embd] after the final norm, anchor first
+    logits: npt.NDArray[np.float32]  # [n_draft, n_vocab] after multiplier and softcap
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counters and times since the session began or was last reset. Times are wall time in
+    microseconds."""
+
+    prefill_us: int
+    draft_us: int
+    verify_us: int
+    accept_us: int
+    other_us: int
+    n_prefill: int  # prompt tokens decoded
+    n_cycles: int  # verify passes, with or without a draft
+    n_generated: int
+    n_drafted: int
+    n_accepted: int
+    drafted_at: tuple[int, ...]  # [64] how often position i of a draft was drafted
+    accepted_at: tuple[int, ...]  # [64] and accepted
+    drafter_cache_bytes: int
+    drafter_compute_bytes: int
+    drafter_weights_bytes: int  # memory-mapped
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per verify pass, the bonus token included; 1.0 without drafting, 0.0 before the
+        first pass."""
+        return (self.n_accepted + self.n_cycles) / self.n_cycles if self.n_cycles else 0.0
+
+    @property
+    def generation_us(self) -> int:
+        """Wall time of everything but prompts."""
+        return self.draft_us + self.verify_us + self.accept_us + self.other_us
+
+
+class Session(_Handle):
+    """One sequence of tokens on one target, empty at first.
+
+    drafter     None decodes token by token and reads no hidden states: plain decoding
+    n_draft     tokens drafted per cycle, 0 .. block_size - 1, or "auto": chosen while running
+    window      most context tokens a full-attention drafter layer attends to; None: 2048
+    cache_type  of the drafter's K/V cache: "f16" or "f32"
+    ignore_end  go on after an end-of-generation token
+
+    Raises MismatchError, UnsupportedError, InvalidArgumentError (also: the target has a session
+    already), OutOfMemoryError. The target may then be used on.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None = None,
+        *,
+        n_draft: DraftLength = "auto",
+        window: int | None = None,
+        cache_type: CacheType = "f16",
+        ignore_end: bool = False,
+    ) -> None:
+        options = _options("df2_session_options")
+        options.n_draft = _draft_length(n_draft)
+        if window is not None:
+            require_int("window", window, 1, None)
+            options.window = window
+        if cache_type not in _CACHE_TYPES:
+            raise InvalidArgumentError(f'cache_type must be "f16" or "f32", not {cache_type!r}')
+        options.cache_type = _CACHE_TYPES[cache_type]
+        options.ignore_end = ignore_end
+        out = ffi.new("df2_session **")
+        pointer = drafter._pointer if drafter is not None else ffi.NULL
+        check(library().df2_session_create(out, target._pointer, pointer, options))
+        self._own("df2_session_free", out[0])
+        self.target = target
+        target._session = weakref.ref(self)
+        self._tokens: list[int] = []
+        self._sampler: Sampler | None = None
+        self._buffer = ffi.new("int32_t[]", MAX_STEP_TOKENS)
+        self._result = ffi.new("df2_step_result *")
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        lock = self.target._lock
+        if not lock.acquire(blocking=False):
+            raise InvalidArgumentError("another thread is using this session: one at a time")
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _call(self, name: str, *args: Any) -> None:
+        with self._exclusive():
+            check(getattr(library(), name)(self._pointer, *args))
+
+    def _change(self, name: str, *args: Any, appends: Any = ()) -> None:
+        """A call that changes the sequence; appends: indexable, the ids it may append.
+
+        The token list follows the library's count even if the call did its work and
+        KeyboardInterrupt came before its result was seen, which is when Ctrl-C usually arrives.
+        """
+        try:
+            self._call(name, *args)
+        finally:
+            if not self.is_closed:
+                n_tokens = library().df2_session_n_tokens(self._raw)
+                del self._tokens[n_tokens:]
+                self._tokens.extend(appends[0 : n_tokens - len(self._tokens)])
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The sequence: prompt and generated tokens."""
+        return tuple(self._tokens)
+
+    @property
+    def n_tokens(self) -> int:
+        """Length of the sequence."""
+        return len(self._tokens)
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Appends tokens to the sequence and decodes them. May be called again at any time.
+
+        Raises InvalidArgumentError and ContextFullError (the session is as before), BackendError
+        (as before, or poisoned).
+        """
+        ids = token_ids(tokens)
+        self._change("df2_session_prefill", ffi.new("int32_t[]", ids), len(ids), appends=ids)
+
+    def step(self, max_tokens: int = MAX_STEP_TOKENS) -> Step:
+        """Generates the next tokens, at most max_tokens, and appends them to the sequence.
+
+        Right after a prefill this is one token; otherwise one cycle: draft, verify, accept.
+        Raises InvalidArgumentError (also: nothing prefilled), ContextFullError (no room for one
+        token), BackendError, PoisonedError. The session is then as before, or poisoned.
+        """
+        require_int("max_tokens", max_tokens, 1, None)
+        capacity = min(max_tokens, MAX_STEP_TOKENS)
+        result = self._result
+        self._change("df2_session_step", self._buffer, capacity, result, appends=self._buffer)
+        tokens = tuple(self._buffer[0 : result.n_tokens])
+        return Step(tokens, result.n_drafted, result.n_accepted, bool(result.is_end))
+
+    def rewind(self, n_tokens: int) -> None:
+        """Cuts the sequence to its first n_tokens; generation then continues from the last kept
+        one.
+
+        The sampler is not rewound. Raises InvalidArgumentError, or RewindError if the target's
+        memory cannot go back that far: rewind to 0 and prefill again. On failure nothing changed.
+        """
+        require_int("n_tokens", n_tokens, 0, self.n_tokens)
+        self._change("df2_session_rewind", n_tokens)
+
+    def set_sampler(self, sampler: Sampler | None) -> None:
+        """Chooses how tokens are picked; None (the default) takes the most probable one. The
+        session keeps the sampler alive until it is replaced or the session ends."""
+        if sampler is not None and sampler.is_closed:
+            raise InvalidArgumentError("this Sampler is closed: make a new one")
+        pointer = sampler.address if sampler is not None else 0
+        self._call("df2_session_set_sampler", ffi.cast("struct llama_sampler *", pointer))
+        self._sampler = sampler
+
+    def set_n_draft(self, n_draft: DraftLength) -> None:
+        """Changes n_draft from the next step on. InvalidArgumentError if out of range; nothing
+        changes then."""
+        self._call("df2_session_set_n_draft", _draft_length(n_draft))
+
+    def draft(self, n_draft: int) -> Draft:
+        """Drafts n_draft tokens (1 .. block_size - 1) and verifies nothing: for inspection. The
+        sequence is unchanged.
+
+        The last token must come from a step or a rewind, not from a prefill (InvalidArgumentError).
+        """
+        require_int("n_draft", n_draft, 1, None)
+        raw = _sized("df2_draft")
+        self._call("df2_session_draft", n_draft, raw)
+        n, n_candidates = raw.n_draft, raw.n_candidates
+        return Draft(
+            tokens=_copy(raw.tokens, (n,), np.int32),
+            candidates=_copy(raw.candidates, (n, n_candidates), np.int32),
+            scores=_copy(raw.scores, (n, n_candidates), np.float32),
+            hidden=_copy(raw.hidden, (n + 1, raw.n_embd), np.float32),
+            logits=_copy(raw.logits, (n, raw.n_vocab), np.float32),
+        )
+
+    def stats(self) -> Stats:
+        """Counters and times since the session began or the last reset_stats()."""
+        raw = _sized("df2_stats")
+        self._call("df2_session_stats_get", raw)
+        arrays = {"drafted_at", "accepted_at"}
+        fields: dict[str, Any] = {
+            name: tuple(getattr(raw, name)) if name in arrays else getattr(raw, name)
+            for name in Stats.__dataclass_fields__
+        }
+        return Stats(**fields)
+
+    def reset_stats(self) -> None:
+        """Zeroes the counters and times; what the draft-length choice has learnt stays."""
+        with self._exclusive():
+            library().df2_session_stats_reset(self._pointer)
+
+    def close(self) -> None:
+        """Frees the session; the target may have another one then. Again is a no-op."""
+        with self._exclusive():
+            super().close()
+        self._sampler = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _options(struct: str) -> Any:
+    """A C option struct holding the library's defaults."""
+    options = ffi.new(f"{struct} *")
+    check(getattr(library(), f"{struct}_init")(options, ffi.sizeof(struct)))
+    return options
+
+
+def _sized(struct: str) -> Any:
+    """A zeroed C result struct with struct_size set."""
+    raw = ffi.new(f"{struct} *")
+    raw.struct_size = ffi.sizeof(struct)
+    return raw
+
+
+def _encode_path(path: str | os.PathLike[str]) -> bytes:
+    encoded = os.fsencode(path)
+    if b"\0" in encoded:
+        raise InvalidArgumentError("a path cannot hold a NUL character")
+    return encoded
+
+
+def _draft_length(n_draft: DraftLength) -> int:
+    if n_draft == "auto":
+        return -1
+    require_int("n_draft", n_draft, 0, None)
+    return n_draft
+
+
+def token_ids(tokens: Sequence[int]) -> list[int]:
+    """tokens as a list of ints that fit int32; whether the vocabulary has them is checked by the
+    library."""
+    if isinstance(tokens, (str, bytes)):
+        raise InvalidArgumentError(f"expected a sequence of token ids, not {type(tokens).__name__}")
+    try:
+        ids = [operator.index(token) for token in tokens]
+    except TypeError as error:
+        raise InvalidArgumentError(f"expected a sequence of token ids: {error}") from error
+    if not all(0 <= token < 2**31 for token in ids):
+        raise InvalidArgumentError("a token id is out of range")
+    return ids
+
+
+def _copy(pointer: Any, shape: tuple[int, ...], dtype: type[Any]) -> npt.NDArray[Any]:
+    """A borrowed C array as a NumPy array of its own."""
+    n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    borrowed = np.frombuffer(ffi.buffer(pointer, n_bytes), dtype=dtype)
+    copied: npt.NDArray[Any] = borrowed.reshape(shape).copy()
+    return copied

@@ -1,0 +1,165 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydflash2.cli._terminal import COLOR_CHOICES
+from pydflash2.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from pydflash2 import GenerateOptions, Llama
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """--color and --verbose."""
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--color",
+        choices=COLOR_CHOICES,
+        default="auto",
+        help="show accepted draft tokens in colour: auto (default) on terminals only",
+    )
+    add_verbose(group)
+
+
+def add_verbose(parser: Any) -> None:
+    """--verbose. parser: an ArgumentParser or one of its groups."""
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="show llama.cpp's log, and a traceback with an error",
+    )
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Which models to load, and how."""
+    group = parser.add_argument_group("models")
+    group.add_argument(
+        "-m",
+        "--target",
+        metavar="FILE",
+        help="GGUF file of the model to run (default: the small demo model)",
+    )
+    group.add_argument(
+        "-d",
+        "--drafter",
+        metavar="FILE",
+        help="GGUF file of its drafter; without one, --target decodes plainly",
+    )
+    group.add_argument(
+        "-c", "--ctx-size", type=int, default=4096, metavar="N", help="context length (4096)"
+    )
+    group.add_argument(
+        "-t",
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads (default: one per physical core)",
+    )
+    group.add_argument(
+        "--n-draft",
+        type=draft_length,
+        default="auto",
+        metavar="N",
+        help='tokens drafted per cycle, 0 for none, or "auto" (default): chosen while running',
+    )
+    group.add_argument(
+        "--window",
+        type=int,
+        metavar="N",
+        help="most context tokens the drafter attends to (2048)",
+    )
+    group.add_argument(
+        "--cache-type",
+        choices=("f16", "f32"),
+        default="f16",
+        help="number format of the drafter's cache (f16)",
+    )
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """How tokens are picked and when to stop."""
+    group = parser.add_argument_group("generation")
+    group.add_argument(
+        "-n",
+        "--max-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="most tokens to generate (256)",
+    )
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="stop before this text; may be given several times",
+    )
+    group.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="X",
+        help="0 (default) always takes the most probable token; higher is more varied",
+    )
+    group.add_argument("--top-k", type=int, default=40, metavar="N", help="(40)")
+    group.add_argument("--top-p", type=float, default=0.95, metavar="X", help="(0.95)")
+    group.add_argument("--min-p", type=float, default=0.05, metavar="X", help="(0.05)")
+    group.add_argument("--repeat-penalty", type=float, default=1.0, metavar="X", help="(1.0: none)")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the random numbers (0)")
+
+
+def draft_length(text: str) -> int | str:
+    """A value of --n-draft."""
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'expected a number or "auto", not {text!r}') from None
+
+
+def model_paths(args: argparse.Namespace) -> tuple[Path, Path | None]:
+    """The target and the drafter that add_models' options name; the demo pair if they name none."""
+    import pydflash2
+
+    if args.target is not None:
+        return Path(args.target), Path(args.drafter) if args.drafter else None
+    if args.drafter is not None:
+        raise InvalidArgumentError("--drafter needs --target: a drafter is made for one model")
+    return pydflash2.demo_pair()
+
+
+def open_llama(args: argparse.Namespace) -> Llama:
+    """Loads what model_paths() says, as add_models' options say."""
+    import pydflash2
+
+    target, drafter = model_paths(args)
+    return pydflash2.load(
+        target,
+        drafter,
+        n_ctx=args.ctx_size,
+        n_threads=args.threads,
+        n_draft=args.n_draft,
+        window=args.window,
+        cache_type=args.cache_type,
+        verbose=args.verbose,
+    )
+
+
+def generate_options(args: argparse.Namespace) -> GenerateOptions:
+    """What add_sampling's options say."""
+    return {
+        "max_tokens": args.max_tokens,
+        "stop": args.stop,
+        "temperature": args.temperature,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "min_p": args.min_p,
+        "repeat_penalty": args.repeat_penalty,
+        "seed": args.seed,
+    }

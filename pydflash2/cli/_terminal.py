@@ -1,0 +1,164 @@
+"""What reaches the terminal: streamed text with accepted tokens in colour, status lines, progress.
+
+Text goes to stdout and everything about it to stderr, so that a pipe receives the text alone.
+Colour and progress appear on terminals only, and NO_COLOR is respected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from pydflash2 import Chunk
+
+DRAFTED_STYLE = "green"
+COLOR_CHOICES = ("auto", "always", "never")
+
+PROGRESS_DELAY_S = 0.5
+"""Prompts that take less than this are not worth a progress line."""
+
+
+def make_console(*, stderr: bool = False, color: str = "auto") -> Console:
+    """A console for stdout or stderr. color: one of COLOR_CHOICES."""
+    return Console(
+        stderr=stderr,
+        force_terminal={"auto": None, "always": True, "never": False}[color],
+        no_color=False if color == "always" else None,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+class Writer:
+    """Streams chunks to stdout."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._ends_line = True
+
+    def write(self, chunk: Chunk) -> None:
+        """Shows a chunk at once: accepted drafted tokens in colour, where there is colour."""
+        for piece in chunk.pieces:
+            if not piece.text:
+                continue
+            self._ends_line = piece.text.endswith("\n")
+            if self.console.is_terminal:
+                style = DRAFTED_STYLE if piece.is_drafted else ""
+                # A model may write anything; escape sequences are not for it to send.
+                shown = piece.text.replace("\x1b", "\N{SYMBOL FOR ESCAPE}")
+                self.console.print(Text(shown, style), end="")
+            else:
+                self.console.file.write(piece.text)
+        self.console.file.flush()
+
+    def end_line(self) -> None:
+        """Ends the last line if the text has not."""
+        if not self._ends_line:
+            self.console.file.write("\n")
+            self.console.file.flush()
+        self._ends_line = True
+
+
+class Meter:
+    """Counts and times streams: wall time from the first chunk on, so that prompts do not count."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._elapsed_s = 0.0
+        self._n_timed = 0  # tokens that _elapsed_s was spent on
+        self._n_cycles = 0
+        self._n_accepted = 0
+
+    def watch(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        """Hands the chunks of one stream on."""
+        last = None
+        for chunk in chunks:
+            now = time.perf_counter()
+            if last is not None:
+                self._elapsed_s += now - last
+                self._n_timed += len(chunk.tokens)
+                self._n_cycles += 1
+                self._n_accepted += chunk.n_accepted
+            # The first token is read off the prompt's last logits: no cycle of its own.
+            last = now
+            self.tokens.extend(chunk.tokens)
+            yield chunk
+
+    def add(self, other: Meter) -> None:
+        """Counts another meter's streams too."""
+        self.tokens += other.tokens
+        self._elapsed_s += other._elapsed_s
+        self._n_timed += other._n_timed
+        self._n_cycles += other._n_cycles
+        self._n_accepted += other._n_accepted
+
+    @property
+    def tokens_per_second(self) -> float:
+        """0.0 before the second chunk."""
+        return self._n_timed / self._elapsed_s if self._elapsed_s > 0 else 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per cycle, the bonus token included; 0.0 before the first cycle."""
+        return (self._n_accepted + self._n_cycles) / self._n_cycles if self._n_cycles else 0.0
+
+
+def summary(meter: Meter, plain: Meter | None = None, *, is_drafting: bool = True) -> str:
+    """One line about a generation, e.g. "162 tok/s, acceptance length 2.90, 1.60x plain decoding
+    (measured), same text". plain: the same prompt decoded without drafting."""
+    parts = [f"{meter.tokens_per_second:.0f} tok/s"]
+    if is_drafting:
+        parts.append(f"acceptance length {meter.acceptance_length:.2f}")
+    else:
+        parts.append("plain decoding")
+    if plain is not None and plain.tokens_per_second > 0:
+        ratio = meter.tokens_per_second / plain.tokens_per_second
+        parts.append(f"{ratio:.2f}x plain decoding (measured)")
+        parts.append(_comparison(meter.tokens, plain.tokens))
+    return ", ".join(parts)
+
+
+def _comparison(drafted: list[int], plain: list[int]) -> str:
+    if drafted == plain:
+        return "same text"
+    same = next(
+        (i for i, (a, b) in enumerate(zip(drafted, plain, strict=False)) if a != b),
+        min(len(drafted), len(plain)),
+    )
+    return f"text differs from token {same + 1} on (rounding between close candidates)"
+
+
+@contextlib.contextmanager
+def prefill_progress(console: Console) -> Iterator[Callable[[int, int], None] | None]:
+    """A callback for GenerateOptions.on_prefill that shows long prompts' progress on a terminal,
+    and removes it when the prompt is done; None elsewhere."""
+    if not console.is_terminal:
+        yield None
+        return
+    begin = time.perf_counter()
+    is_shown = False
+
+    def report(n_done: int, n_total: int) -> None:
+        nonlocal is_shown
+        if n_done < n_total and time.perf_counter() - begin > PROGRESS_DELAY_S:
+            console.file.write(f"\rreading the prompt: {n_done} of {n_total} tokens")
+            is_shown = True
+        elif is_shown:
+            console.file.write("\r\x1b[K")
+        console.file.flush()
+
+    yield report
+
+
+def prepare_streams() -> None:
+    """Lets a terminal that cannot show a character show a substitute instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")

@@ -1,0 +1,15 @@
+"""The one exception of the benchmark: what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+
+class BenchError(Exception):
+    """Something the person at the keyboard has to fix.
+
+    ``problem`` says what is missing or failed, ``remedy`` the next command or setting to try.
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}\n  remedy: {remedy}")
+        self.problem = problem
+        self.remedy = remedy

@@ -1,0 +1,157 @@
+"""Shows the rows: as Markdown for a file, with rich on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .summary import Row
+
+_COLUMNS = (
+    "system",
+    "tokens/s",
+    "x plain",
+    "accept. length",
+    "prefill ms",
+    "draft",
+    "verify",
+    "accept",
+    "other",
+    "outside models",
+    "text",
+)
+_WIDTH = 140
+_LEGEND = (
+    "tokens/s: all generated tokens over all decoding time of the group; median of the repeats, "
+    "smallest and largest in brackets. "
+    "x plain: against plain decoding in the same repeat. "
+    "accept. length: tokens per verify pass, the bonus token included. "
+    "prefill: milliseconds per prompt; draft, verify, accept, other: per generated token. "
+    "outside models: share of decoding time spent in neither model; for llama.cpp an upper bound, "
+    "because its log does not time the passes that feed the drafter. "
+    "text: against plain greedy decoding; where tokens differ, the largest gap between plain's two "
+    "top logits at the first difference. Loading and warming up are excluded everywhere."
+)
+
+
+def _cells(row: Row) -> list[str]:
+    phases = row.phases_ms
+    n_same = row.n_prompts - row.n_different
+    text = "same"
+    if row.n_different:
+        text = f"{n_same} of {row.n_prompts} same, gap <= {row.largest_gap:.3f}"
+    return [
+        row.system,
+        f"{row.tokens_per_s:.1f} ({_span(row.tokens_per_s_range, 0)})",
+        "-" if row.ratio is None else f"{row.ratio:.2f} ({_span(row.ratio_range, 2)})",
+        "-" if row.acceptance_length is None else f"{row.acceptance_length:.2f}",
+        f"{phases['prefill']:.0f}",
+        *(f"{phases[phase]:.2f}" for phase in ("draft", "verify", "accept", "other")),
+        f"{'<= ' if row.is_outside_bound else ''}{100 * row.outside:.1f} %",
+        text,
+    ]
+
+
+def _span(ends: tuple[float, float] | None, digits: int) -> str:
+    return "" if ends is None else f"{ends[0]:.{digits}f}-{ends[1]:.{digits}f}"
+
+
+def _position_cells(row: Row) -> list[str]:
+    return [row.system, *(f"{100 * share:.0f}" for share in row.accepted_at)]
+
+
+def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
+    return groups
+
+
+def _markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(header) + " |", "|---" + "|--:" * (len(header) - 1) + "|"]
+    for cells in body:
+        padded = [*cells, *[""] * (len(header) - len(cells))]
+        lines.append("| " + " | ".join(padded) + " |")
+    return lines
+
+
+def markdown(rows: Sequence[Row], result: dict[str, Any]) -> str:
+    """The whole report as a Markdown page."""
+    lines = ["# Benchmark", "", *(f"- {line}" for line in facts(result)), ""]
+    for group, mine in _groups(rows).items():
+        lines += [f"## {group}", "", *_markdown_table(_COLUMNS, [_cells(row) for row in mine]), ""]
+        drafting = [row for row in mine if row.accepted_at]
+        if drafting:
+            width = max(len(row.accepted_at) for row in drafting)
+            header = ["accepted at position, %", *(str(i + 1) for i in range(width))]
+            lines += [*_markdown_table(header, [_position_cells(row) for row in drafting]), ""]
+    differing = list(_differences(result))
+    if differing:
+        lines += ["## Where texts differ", "", *(f"- {line}" for line in differing), ""]
+    lines += [_LEGEND, ""]
+    return "\n".join(lines)
+
+
+def _differences(result: dict[str, Any]) -> list[str]:
+    """One line per system and prompt; repeats usually say the same."""
+    lines = []
+    for run in result["runs"]:
+        found = run["difference"]
+        if found is not None:
+            lines.append(
+                f"{run['system']}, {run['group']}/{run['prompt']}: token {found['index']}, plain "
+                f"says {found['expected']}, found {found['found']}; gap {found['gap']:.4f}"
+            )
+    return list(dict.fromkeys(lines))
+
+
+def facts(result: dict[str, Any]) -> list[str]:
+    """What the numbers were made with, a line each."""
+    settings = result["settings"]
+    cpu = result["environment"]["hardware"]["cpu"]
+    versions = result["environment"]["versions"]
+    commit = result["environment"]["commit"] or "no commit"
+    dirty = " with uncommitted changes" if result["environment"]["has_uncommitted_changes"] else ""
+    drafter = result["drafter"]
+    lines = [
+        f"date: {result['date']}; commit: {commit[:12]}{dirty}",
+        f"machine: {cpu['model']}, {cpu['machine']}, {cpu['cores_usable']} cores; "
+        f"{result['system_info']}",
+        f"versions: {', '.join(f'{name} {v}' for name, v in versions.items() if v)}",
+        f"target: {result['target']['name']} ({result['target']['description']})",
+        f"drafter: {drafter['name'] if drafter else 'none'}",
+        f"{settings['n_predict']} tokens, {settings['n_threads']} threads, context "
+        f"{settings['n_ctx']}, {settings['n_repeats']} repeats, greedy",
+    ]
+    if result["cross_check"]:
+        speeds = ", ".join(f"{speed:.1f}" for speed in result["cross_check"])
+        lines.append(f"llama-bench, plain decoding from an empty context: {speeds} tokens/s")
+    if not result["is_complete"]:
+        lines.append("INTERRUPTED: only the finished runs are in here")
+    lines.append(f"CPU time taken by other processes: {result['interference']}")
+    return lines
+
+
+def show(rows: Sequence[Row], result: dict[str, Any]) -> None:
+    """Prints the tables on the terminal; without rich, as Markdown."""
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        print(markdown(rows, result))
+        return
+    # Cells cut off with dots say nothing: rather let a narrow terminal wrap whole lines.
+    console = Console(width=max(Console().width, _WIDTH))
+    for line in facts(result):
+        console.print(line, highlight=False, markup=False)
+    for group, mine in _groups(rows).items():
+        table = Table(title=group, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for index, name in enumerate(_COLUMNS):
+            table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index < 12)
+        for row in mine:
+            table.add_row(*_cells(row))
+        console.print(table)
+    for line in _differences(result):
+        console.print(line, highlight=False, markup=False)
+    console.print(_LEGEND, highlight=False, markup=False)

@@ -1,0 +1,214 @@
+"""The low-level objects on the tiny fixture models."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pydflash2
+from pydflash2 import _ffi
+from pydflash2._llama_cpp import Sampler
+
+DRAFTERS = ("tiny-plain", "tiny-window", "tiny-softcap", "tiny-v1")
+
+
+def golden(root: Path, name: str) -> dict[str, np.ndarray]:
+    """A fixture's golden.safetensors."""
+    data = (root / "tests" / "data" / "fixtures" / name / "golden.safetensors").read_bytes()
+    (n_header,) = struct.unpack("<Q", data[:8])
+    types = {"F32": np.float32, "I64": np.int64, "I32": np.int32}
+    tensors = {}
+    for key, entry in json.loads(data[8 : 8 + n_header]).items():
+        if key != "__metadata__":
+            begin, end = (8 + n_header + offset for offset in entry["data_offsets"])
+            flat = np.frombuffer(data[begin:end], types[entry["dtype"]])
+            tensors[key] = flat.reshape(entry["shape"])
+    return tensors
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_golden_text(
+    root: Path, tiny_target: Path, tiny_drafters: dict[str, Path], name: str
+) -> None:
+    expected = golden(root, name)
+    prompt = expected["prompt_ids"].tolist()
+    with pydflash2.load(tiny_target, tiny_drafters[name], n_ctx=256) as llm:
+        got = llm.generate(prompt, max_tokens=40)
+    assert list(got.tokens) == expected["greedy_output_ids"][len(prompt) :][:40].tolist()
+
+
+def test_drafter_info(tiny_drafters: dict[str, Path]) -> None:
+    with pydflash2.Drafter(tiny_drafters["tiny-plain"]) as drafter:
+        info = drafter.info
+    assert (info.version, info.block_size, info.n_embd, info.n_vocab) == (2, 8, 64, 160)
+    assert info.tap_layers == (1, 3)
+    assert (info.conv_kernel_size, info.conv_group_size) == (2, 16)
+    assert (info.selector_rank, info.selector_top_k) == (8, 4)
+    assert info.is_causal is False
+    assert info.weights_bytes > 0
+    assert pydflash2.Drafter(tiny_drafters["tiny-v1"], version=1).info.selector_rank == 0
+
+
+def test_a_step_after_a_prefill_is_one_token(tiny: pydflash2.Llama) -> None:
+    session = tiny.session
+    session.prefill([5, 6, 7])
+    step = session.step()
+    assert (len(step.tokens), step.n_drafted, step.n_accepted) == (1, 0, 0)
+    step = session.step()
+    assert step.n_drafted == 7
+    assert len(step.tokens) == step.n_accepted + 1
+    assert session.n_tokens == 4 + len(step.tokens)
+    assert session.tokens[:3] == (5, 6, 7)
+    assert session.n_tokens == _ffi.library().df2_session_n_tokens(session._pointer)
+
+
+def test_rewinding_and_going_on_equals_a_fresh_start(tiny: pydflash2.Llama) -> None:
+    session = tiny.session
+    session.prefill(range(10, 40))
+    while session.n_tokens < 60:
+        session.step(60 - session.n_tokens)
+    whole = session.tokens
+    for n in (59, 45, 30, 29, 12, 1):
+        session.rewind(n)
+        assert session.tokens == whole[:n]
+        if n < 50:
+            session.prefill(whole[n:50])
+        while session.n_tokens < 60:
+            session.step(60 - session.n_tokens)
+        assert session.tokens == whole
+
+
+def test_draft_shows_arrays_and_changes_nothing(tiny: pydflash2.Llama) -> None:
+    session = tiny.session
+    session.prefill(range(10, 40))
+    session.step()
+    before = session.tokens
+    draft = session.draft(5)
+    assert draft.tokens.shape == (5,)
+    assert draft.candidates.shape == draft.scores.shape == (5, 4)
+    assert draft.hidden.shape == (6, 64)
+    assert draft.logits.shape == (5, 160)
+    assert session.tokens == before
+    np.testing.assert_array_equal(draft.candidates[:, 0], draft.logits.argmax(axis=1))
+    kept = draft.logits.copy()
+    session.step()
+    np.testing.assert_array_equal(draft.logits, kept)  # a copy, not the session's memory
+    with pytest.raises(pydflash2.InvalidArgumentError):
+        session.draft(8)
+
+
+def test_stats_add_up(tiny: pydflash2.Llama) -> None:
+    session = tiny.session
+    session.prefill(range(10, 40))
+    n_generated = sum(len(session.step().tokens) for _ in range(12))
+    stats = session.stats()
+    assert stats.n_prefill == 30
+    assert stats.n_cycles == 11
+    assert stats.n_generated == n_generated
+    assert stats.n_drafted == sum(stats.drafted_at) == 77
+    assert stats.n_accepted == sum(stats.accepted_at) == n_generated - 12
+    assert stats.acceptance_length == pytest.approx((stats.n_accepted + 11) / 11)
+    assert stats.prefill_us > 0
+    assert stats.draft_us > 0
+    assert stats.verify_us > 0
+    assert stats.generation_us >= stats.draft_us + stats.verify_us
+    assert stats.drafter_cache_bytes > 0
+    session.reset_stats()
+    assert session.stats().n_generated == 0
+    assert session.stats().acceptance_length == 0.0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_sampling_draws_the_same_with_and_without_drafting(
+    tiny: pydflash2.Llama, temperature: float
+) -> None:
+    options: pydflash2.GenerateOptions = {
+        "max_tokens": 60,
+        "temperature": temperature,
+        "repeat_penalty": 1.1,
+        "seed": 7,
+    }
+    prompt = list(range(10, 40))
+    drafted = tiny.generate(prompt, **options)
+    assert drafted.stats.n_drafted > 0
+    again = tiny.generate(prompt, **options)
+    tiny.set_drafting(False)
+    plain = tiny.generate(prompt, **options)
+    assert drafted.tokens == again.tokens == plain.tokens
+    other = tiny.generate(prompt, **{**options, "seed": 8})
+    assert (other.tokens == plain.tokens) == (temperature == 0.0)
+
+
+def test_a_repeat_penalty_counts_the_prompt(tiny: pydflash2.Llama) -> None:
+    prompt = [50] * 30
+    without = tiny.generate(prompt, max_tokens=1)
+    repeated = [without.tokens[0]] * 30
+    likeliest = tiny.generate(repeated, max_tokens=1).tokens[0]
+    penalised = tiny.generate([*repeated, likeliest], max_tokens=1, repeat_penalty=1e6)
+    assert penalised.tokens[0] not in (without.tokens[0], likeliest)
+
+
+def test_a_closed_sampler_is_refused(tiny: pydflash2.Llama) -> None:
+    sampler = Sampler(
+        tiny.target.vocab,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        repeat_penalty=1.0,
+        seed=0,
+    )
+    sampler.close()
+    sampler.close()
+    with pytest.raises(pydflash2.InvalidArgumentError, match="closed"):
+        sampler.accept([1])
+    with pytest.raises(pydflash2.InvalidArgumentError, match="closed"):
+        tiny.session.set_sampler(sampler)
+
+
+def test_ignore_end_goes_on(tiny_target: Path) -> None:
+    with (
+        pydflash2.Target(tiny_target, n_ctx=256) as target,
+        pydflash2.Session(target, ignore_end=True) as session,
+    ):
+        session.prefill([5, 2])
+        assert not any(session.step().is_end for _ in range(100))
+        assert session.n_tokens == 102
+
+
+def test_sessions_follow_each_other_on_one_target(tiny_target: Path, tiny_drafter: Path) -> None:
+    with pydflash2.Target(tiny_target, n_ctx=256) as target:
+        drafter = pydflash2.Drafter(tiny_drafter)
+        session = pydflash2.Session(target, drafter)
+        with pytest.raises(pydflash2.InvalidArgumentError):
+            pydflash2.Session(target)
+        drafter.close()  # the session keeps what it needs
+        session.prefill([5, 6, 7])
+        first = [session.step(1).tokens[0] for _ in range(8)]
+        session.close()
+        with pydflash2.Session(target) as plain:
+            plain.prefill([5, 6, 7])
+            assert [plain.step(1).tokens[0] for _ in range(8)] == first
+
+
+def test_distinct_models_run_on_threads_of_their_own(tiny_target: Path, tiny_drafter: Path) -> None:
+    prompt = list(range(10, 40))
+    results: dict[int, tuple[int, ...]] = {}
+
+    def work(i: int, drafter: pydflash2.Drafter) -> None:
+        with pydflash2.load(tiny_target, drafter, n_ctx=256, n_threads=1) as llm:
+            results[i] = llm.generate(prompt, max_tokens=60).tokens
+
+    with pydflash2.Drafter(tiny_drafter) as drafter:
+        threads = [threading.Thread(target=work, args=(i, drafter)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(results) == 3
+    assert len(set(results.values())) == 1
