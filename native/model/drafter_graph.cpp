@@ -156,14 +156,19 @@ class GraphBuilder {
     return layer.out_scale != nullptr ? ggml_mul(ctx_, x, layer.out_scale) : x;
   }
 
+  // Rows 1 and up of a block's tensor.
+  ggml_tensor *without_anchor(ggml_tensor *rows) {
+    return ggml_view_2d(ctx_, rows, rows->ne[0], rows->ne[1] - 1, rows->nb[1], rows->nb[1]);
+  }
+
   void select(ggml_tensor *block) {
-    const int64_t n_draft = shape_.n_block - 1;
     out_->hidden = norm(block, weights_.output_norm);
     ggml_set_output(out_->hidden);
-    // the anchor's own row predicts nothing
-    ggml_tensor *drafted =
-        ggml_view_2d(ctx_, out_->hidden, params_.n_embd, n_draft, out_->hidden->nb[1], out_->hidden->nb[1]);
-    ggml_tensor *logits = ggml_mul_mat(ctx_, weights_.output != nullptr ? weights_.output : shared_.head, drafted);
+    ggml_tensor *drafted = without_anchor(out_->hidden);
+    ggml_tensor *head = weights_.output != nullptr ? weights_.output : shared_.head;
+    // the anchor's own row predicts nothing, but ggml's matmuls are fastest on whole tiles of rows
+    ggml_tensor *logits = shape_.n_block % kRowTile == 0 ? without_anchor(ggml_mul_mat(ctx_, head, out_->hidden))
+                                                         : ggml_mul_mat(ctx_, head, drafted);
     if (params_.logit_scale != 1.0f) {
       logits = ggml_scale(ctx_, logits, params_.logit_scale);
     }

@@ -15,6 +15,9 @@ struct SharedWeights {
   ggml_tensor *head;        // [n_embd, >= n_vocab]
 };
 
+// ggml's CPU matmuls work on tiles of this many rows: on quantised weights 8 rows cost less than 6.
+constexpr int32_t kRowTile = 8;
+
 // What one graph is built for. Graphs are cached per shape.
 struct GraphShape {
   int32_t n_pending;          // feature rows to inject, padding included

@@ -23,6 +23,14 @@ int32_t round_up(int32_t value, int32_t step) {
   return (value + step - 1) / step * step;
 }
 
+// Positions to run for a draft. A nearly full tile is filled up with further mask tokens, as the drafter was trained
+// to see anyway.
+int32_t block_rows(int32_t n_draft, int32_t block_size) {
+  const int32_t n_needed = n_draft + 1;
+  const int32_t n_filled = round_up(n_needed, kRowTile);
+  return n_filled - n_needed <= kRowTile / 4 ? std::min(n_filled, block_size) : n_needed;
+}
+
 // Injection-only graphs come in a few sizes; the rows between are padding that lands in the trash slot.
 int32_t padded_rows(int32_t n_rows) {
   int32_t rows = 8;
@@ -172,10 +180,10 @@ Draft DrafterRunner::draft(const float *pending, int32_t n_pending, int32_t anch
     pending += n_early * n_features();
     n_pending -= n_early;
   }
-  for (int32_t i = -n_pending; i <= n_draft; ++i) {
+  GraphShape shape = {n_pending, block_rows(n_draft, params.block_size), {0, 0}};
+  for (int32_t i = -n_pending; i < shape.n_block; ++i) {
     cache_->insert(position + i);
   }
-  GraphShape shape = {n_pending, n_draft + 1, {0, 0}};
   for (const LayerKind kind : {kWindowed, kFull}) {
     if (cache_->has(kind)) {
       const SlotRing &ring = cache_->ring(kind);
