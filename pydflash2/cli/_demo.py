@@ -12,6 +12,9 @@ QUESTIONS = (
     "Explain in simple words how rain is made.",
 )
 
+# An acceptance length below this means that most cycles drafted nothing.
+RARELY = 1.1
+
 EPILOG = """\
 The target is SmolLM2-135M-Instruct (4-bit), the drafter comes with pydflash2. Each question is
 answered twice: with drafting, which you see, and without, which is timed. Both must give the same
@@ -69,4 +72,10 @@ def run(args: argparse.Namespace) -> int:
             total.add(meter)
             plain_total.add(plain)
         console.print(f"\nall together: {_terminal.summary(total, plain_total)}")
+    if args.n_draft == "auto" and total.acceptance_length < RARELY:
+        console.print(
+            "Drafting does not pay for this pair on this machine, so it was hardly used. "
+            "`pydflash2 demo --n-draft 3` drafts all the same.",
+            style="dim",
+        )
     return 0
