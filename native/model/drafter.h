@@ -9,6 +9,7 @@
 
 #include "dflash2.h"
 #include "ggml-backend.h"
+#include "ggml-cpp.h"
 #include "ggml.h"
 
 namespace df2 {
@@ -104,21 +105,14 @@ class Drafter {
   const std::vector<uint32_t> &token_hashes() const { return token_hashes_; }
 
  private:
-  struct FreeContext {
-    void operator()(ggml_context *context) const { ggml_free(context); }
-  };
-  struct FreeBuffer {
-    void operator()(ggml_backend_buffer *buffer) const { ggml_backend_buffer_free(buffer); }
-  };
-
   std::string path_;
   DrafterParams params_;
   DrafterWeights weights_;
   std::vector<uint32_t> token_hashes_;
   size_t weights_bytes_ = 0;
   std::shared_ptr<const MappedFile> map_;
-  std::unique_ptr<ggml_context, FreeContext> context_;
-  std::unique_ptr<ggml_backend_buffer, FreeBuffer> buffer_;
+  ggml_context_ptr context_;
+  ggml_backend_buffer_ptr buffer_;
 };
 
 // The hash token_hashes() holds; index is the token id, because llama.cpp renames empty entries after it.

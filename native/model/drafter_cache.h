@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ggml-backend.h"
+#include "ggml-cpp.h"
 #include "ggml.h"
 #include "model/drafter.h"
 #include "model/slot_ring.h"
@@ -40,17 +41,10 @@ class DrafterCache {
   size_t size_bytes() const;
 
  private:
-  struct FreeContext {
-    void operator()(ggml_context *context) const { ggml_free(context); }
-  };
-  struct FreeBuffer {
-    void operator()(ggml_backend_buffer *buffer) const { ggml_backend_buffer_free(buffer); }
-  };
-
   std::unique_ptr<SlotRing> rings_[kLayerKinds];
   std::vector<CacheLayer> layers_;
-  std::unique_ptr<ggml_context, FreeContext> context_;
-  std::unique_ptr<ggml_backend_buffer, FreeBuffer> buffer_;
+  ggml_context_ptr context_;
+  ggml_backend_buffer_ptr buffer_;
 };
 
 }  // namespace df2

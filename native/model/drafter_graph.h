@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "ggml-cpp.h"
 #include "ggml.h"
 #include "model/drafter.h"
 #include "model/drafter_cache.h"
@@ -37,10 +38,7 @@ struct GraphShape {
 };
 
 struct DrafterGraph {
-  struct FreeContext {
-    void operator()(ggml_context *context) const { ggml_free(context); }
-  };
-  std::unique_ptr<ggml_context, FreeContext> context;
+  ggml_context_ptr context;
   ggml_cgraph *graph = nullptr;
 
   // Inputs. Rows are the pending features first, then the block. Null where the shape has no use for them.

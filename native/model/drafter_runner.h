@@ -7,6 +7,7 @@
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
+#include "ggml-cpp.h"
 #include "model/drafter.h"
 #include "model/drafter_cache.h"
 #include "model/drafter_graph.h"
@@ -62,13 +63,6 @@ class DrafterRunner {
   size_t compute_bytes() const;
 
  private:
-  struct FreeBackend {
-    void operator()(ggml_backend *backend) const { ggml_backend_free(backend); }
-  };
-  struct FreeAllocator {
-    void operator()(ggml_gallocr *allocator) const { ggml_gallocr_free(allocator); }
-  };
-
   void reserve();
   DrafterGraph &graph_for(const GraphShape &shape);
   void set_rows(const DrafterGraph &graph, const float *features, int32_t n_rows, int32_t position);
@@ -77,9 +71,9 @@ class DrafterRunner {
 
   std::shared_ptr<const Drafter> drafter_;
   SharedWeights shared_;
-  std::unique_ptr<ggml_backend, FreeBackend> backend_;
+  ggml_backend_ptr backend_;
   std::unique_ptr<DrafterCache> cache_;
-  std::unique_ptr<ggml_gallocr, FreeAllocator> allocator_;
+  ggml_gallocr_ptr allocator_;
   std::map<GraphShape, DrafterGraph> graphs_;
 };
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ggml-cpp.h"
 #include "ggml.h"
 #include "gguf.h"
 
@@ -74,13 +75,9 @@ class GgufFile {
   int64_t require_array(const std::string &key) const;
   [[noreturn]] void fail(const std::string &problem) const;
 
-  struct Free {
-    void operator()(gguf_context *context) const { gguf_free(context); }
-  };
-
   std::string path_;
   std::shared_ptr<const MappedFile> map_;
-  std::unique_ptr<gguf_context, Free> header_;
+  gguf_context_ptr header_;
   std::vector<TensorInfo> tensors_;
 };
 

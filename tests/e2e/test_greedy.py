@@ -21,6 +21,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize
 
 import pydflash2
+from tests.tools.exact_target import open_exact
 from tests.tools.prompts import questions
 
 IS_FULL = os.environ.get("DFLASH2_FULL") == "1"
@@ -110,17 +111,7 @@ def float_target(smollm_target: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 def test_float_target(float_target: Path, smollm_drafter: Path) -> None:
     """Weights and cache in float32, attention without half precision: no difference is allowed."""
-    llama = llama_cpp.Llama(
-        str(float_target),
-        n_ctx=512,
-        n_gpu_layers=0,
-        n_threads=2,
-        n_threads_batch=2,
-        type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32,
-        flash_attn=False,
-        verbose=False,
-    )
+    llama = open_exact(float_target, n_ctx=512)
     address = ctypes.cast(llama.ctx, ctypes.c_void_p).value
     assert address is not None
     with (

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pytest
 
 import pydflash2
+from tests.tools.exact_target import open_exact
 
 FIXTURES = ("tiny-plain", "tiny-window", "tiny-softcap", "tiny-v1")
 TOLERANCE = 1e-4
@@ -42,17 +43,7 @@ def read_golden(path: Path) -> Golden:
 
 @pytest.fixture(scope="module")
 def exact_target(tiny_target: Path) -> Iterator[llama_cpp.Llama]:
-    llama = llama_cpp.Llama(
-        str(tiny_target),
-        n_ctx=256,
-        n_gpu_layers=0,
-        n_threads=2,
-        n_threads_batch=2,
-        type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32,
-        flash_attn=False,
-        verbose=False,
-    )
+    llama = open_exact(tiny_target, n_ctx=256)
     yield llama
     llama.close()
 
