@@ -1,4 +1,4 @@
-"""pydflash2: any GGUF model that llama.cpp runs, generating faster without saying anything else.
+"""pydflash2: DFlash2 speculative decoding for GGUF models. The text stays the model's own.
 
     import pydflash2
 

@@ -33,14 +33,21 @@ MAX_STEP_TOKENS = 65
 _CACHE_TYPES = {"f16": 0, "f32": 1}
 
 
+def _free(free: Any, pointer: Any, needs: tuple[object, ...]) -> None:
+    free(pointer)
+
+
 class _Handle:
     """Owns one C object. Subclasses set it with _own and read it with _pointer."""
 
     _finalizer: weakref.finalize[..., Any]
 
-    def _own(self, free_name: str, pointer: Any) -> None:
+    def _own(self, free_name: str, pointer: Any, *needs: object) -> None:
+        """needs: what must still be there when the object is freed. The finalizer keeps it alive,
+        because the garbage collector frees the members of a cycle in any order."""
         self._raw = pointer
-        self._finalizer = weakref.finalize(self, getattr(library(), free_name), pointer)
+        free = getattr(library(), free_name)
+        self._finalizer = weakref.finalize(self, _free, free, pointer, needs)
 
     @property
     def _pointer(self) -> Any:
@@ -289,7 +296,7 @@ class Session(_Handle):
         out = ffi.new("df2_session **")
         pointer = drafter._pointer if drafter is not None else ffi.NULL
         check(library().df2_session_create(out, target._pointer, pointer, options))
-        self._own("df2_session_free", out[0])
+        self._own("df2_session_free", out[0], target)
         self.target = target
         target._session = weakref.ref(self)
         self._tokens: list[int] = []

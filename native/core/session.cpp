@@ -34,9 +34,10 @@ void check_pair(const Target &target, const Drafter &drafter) {
     mismatch(format("it was trained on hidden states of %d numbers, the target has %d", params.n_embd_target,
                     target.n_embd()));
   }
-  if (params.n_embd != target.n_embd() && params.n_vocab_draft == 0) {
-    mismatch(
-        format("its hidden size is %d, but it shares the head of a target with %d", params.n_embd, target.n_embd()));
+  const bool is_self_contained = drafter.weights().token_embd != nullptr && drafter.weights().output != nullptr;
+  if (params.n_embd != target.n_embd() && !is_self_contained) {
+    mismatch(format("its hidden size is %d, but it shares the embeddings or the head of a target with %d",
+                    params.n_embd, target.n_embd()));
   }
   if (params.n_vocab != target.n_vocab()) {
     mismatch(format("its vocabulary has %d tokens, the target's %d", params.n_vocab, target.n_vocab()));
@@ -49,6 +50,10 @@ void check_pair(const Target &target, const Drafter &drafter) {
   if (n_different > params.n_vocab / kTokenTolerance) {
     mismatch(format("%d of %d tokens differ; convert the drafter with this target's tokenizer", n_different,
                     params.n_vocab));
+  }
+  if (n_different > 0) {
+    log_line(DF2_LOG_WARN, format("%d of %d tokens are named differently in the drafter and the target", n_different,
+                                  params.n_vocab));
   }
 }
 
@@ -138,13 +143,19 @@ void Session::flush_pending() {
   }
 }
 
+// Cuts the target's memory to n_kept tokens, which undoes whatever happened behind them.
+void Session::drop_decoded(int32_t n_kept) {
+  if (!target_.truncate(n_kept)) {
+    poisoned_ = true;
+    throw Error(DF2_EPOISONED, "the target's memory refused to drop tokens; free the session");
+  }
+}
+
 // The logits of the last prefill are gone, so its last token becomes an anchor that will be decoded again.
 void Session::forget_logits() {
   if (n_decoded_ > 0 && n_decoded_ == n_tokens()) {
     --n_decoded_;
-    if (!target_.truncate(n_decoded_)) {
-      poisoned_ = true;
-    }
+    drop_decoded(n_decoded_);
     if (runner_ != nullptr) {
       runner_->rewind(n_decoded_);
       n_pending_ = std::max(0, n_pending_ - 1);
@@ -193,13 +204,15 @@ void Session::prefill(const int32_t *tokens, int32_t n_tokens) {
   } catch (...) {
     n_decoded_ = n_before;
     n_pending_ = 0;
-    poisoned_ = !target_.truncate(n_before);
     if (runner_ != nullptr) {
       runner_->rewind(n_before);
     }
+    drop_decoded(n_before);
     forget_logits();
     throw;
   }
+  // a prompt's features dwarf a block's
+  pending_ = std::vector<float>();
   tokens_.insert(tokens_.end(), tokens, tokens + n_tokens);
   stats_.n_prefill += static_cast<uint64_t>(undecoded.size());
 }
@@ -281,6 +294,10 @@ df2_step_result Session::cycle(int32_t *tokens, int32_t capacity) {
   const uint64_t draft_before = stats_.draft_us;
   const uint64_t verify_before = stats_.verify_us;
   df2_step_result result = {};
+  if (n_pending_ >= kMaxPending) {
+    const Stopwatch watch(&stats_.draft_us);
+    flush_pending();
+  }
   std::vector<int32_t> batch = {tokens_.back()};
   result.n_drafted = choose_n_draft(capacity);
   if (result.n_drafted > 0) {
@@ -290,10 +307,14 @@ df2_step_result Session::cycle(int32_t *tokens, int32_t capacity) {
     }
   }
   verify(batch);
-  accept(batch, tokens, &result);
-  if (result.n_tokens < static_cast<int32_t>(batch.size()) && !target_.truncate(n_decoded_ + result.n_tokens)) {
-    poisoned_ = true;
-    throw Error(DF2_EPOISONED, "the target's memory refused to drop rejected tokens; free the session");
+  try {
+    accept(batch, tokens, &result);
+  } catch (...) {
+    drop_decoded(n_decoded_);
+    throw;
+  }
+  if (result.n_tokens < static_cast<int32_t>(batch.size())) {
+    drop_decoded(n_decoded_ + result.n_tokens);
   }
   tokens_.insert(tokens_.end(), tokens, tokens + result.n_tokens);
   n_decoded_ += result.n_tokens;
@@ -303,20 +324,18 @@ df2_step_result Session::cycle(int32_t *tokens, int32_t capacity) {
                            stats_.verify_us - verify_before);
   }
   count_cycle(result);
-  if (n_pending_ >= kMaxPending) {
-    const Stopwatch watch(&stats_.draft_us);
-    flush_pending();
-  }
   return result;
 }
 
 void Session::verify(const std::vector<int32_t> &batch) {
   const Stopwatch watch(&stats_.verify_us);
   const auto n_rows = static_cast<int32_t>(batch.size());
+  float *features = pending_room(n_rows);
   try {
-    target_.decode(batch.data(), n_rows, n_decoded_, true, pending_room(n_rows));
-  } catch (const Error &error) {
-    poisoned_ = error.status() == DF2_EPOISONED;
+    target_.decode(batch.data(), n_rows, n_decoded_, true, features);
+  } catch (...) {
+    // a failed decode may leave some micro-batches behind
+    drop_decoded(n_decoded_);
     throw;
   }
 }

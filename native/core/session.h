@@ -45,6 +45,7 @@ class Session {
   void check_tokens(const int32_t *tokens, int32_t n_tokens) const;
   void decode_prompt(const std::vector<int32_t> &tokens);
   void forget_logits();
+  void drop_decoded(int32_t n_kept);
   df2_step_result cycle(int32_t *tokens, int32_t capacity);
   Draft run_draft(int32_t n_draft);
   void verify(const std::vector<int32_t> &batch);

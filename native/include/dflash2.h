@@ -67,8 +67,8 @@ typedef enum df2_status {
   DF2_EUNSUPPORTED = -6, /* valid, but not something this build can do */
   DF2_ECONTEXT = -7,     /* the target's context is full; rewind, or open it with a larger n_ctx */
   DF2_EREWIND = -8,      /* the target's memory cannot go back that far; nothing changed */
-  DF2_EBACKEND = -9,     /* llama.cpp failed to compute; the message says whether the session survived */
-  DF2_EPOISONED = -10,   /* an earlier failure left the session unusable; free it */
+  DF2_EBACKEND = -9,     /* llama.cpp failed to compute; the session is as before the call */
+  DF2_EPOISONED = -10,   /* this or an earlier failure left the session unusable; free it */
   DF2_EINTERNAL = -11    /* a defect in this library; please report the message */
 } df2_status;
 
@@ -90,7 +90,8 @@ typedef enum df2_log_level { DF2_LOG_INFO = 1, DF2_LOG_WARN = 2 } df2_log_level;
 
 typedef void (*df2_log_callback)(int32_t level, const char *message, void *payload);
 
-/* Where this library's own log lines go; NULL (the default) drops them. The library never writes to stdout or stderr.
+/* Where this library's own log lines go; NULL (the default) drops them. The library itself writes to neither stdout nor
+ * stderr, but for the last words of a process that another thread aborts while a target is being opened.
  * llama.cpp's log is llama_log_set's business. Call before other threads use the library. */
 DF2_API void df2_log_set(df2_log_callback callback, void *payload);
 
@@ -230,8 +231,8 @@ DF2_API int32_t df2_session_set_n_draft(df2_session *session, int32_t n_draft);
 
 /* Appends tokens to the sequence and decodes them, in batches of the context's n_batch. May be called again at any
  * time, e.g. for the next turn of a chat. tokens: n_tokens ids, each in [0, vocabulary).
- * Errors: DF2_EINVAL, DF2_ECONTEXT (nothing was decoded), DF2_EBACKEND. After DF2_EINVAL and DF2_ECONTEXT the session
- * is as before; after DF2_EBACKEND it is as before, or poisoned if llama.cpp could not restore its memory. */
+ * Errors: DF2_EINVAL, DF2_ECONTEXT (nothing was decoded), DF2_EBACKEND, DF2_EPOISONED (the target's memory could not be
+ * restored). After all but the last the sequence is as before. */
 DF2_API int32_t df2_session_prefill(df2_session *session, const int32_t *tokens, int32_t n_tokens);
 
 typedef struct df2_step_result {
@@ -244,8 +245,9 @@ typedef struct df2_step_result {
 /* Generates the next tokens and appends them to the sequence. Right after a prefill this is one token, at no decoding
  * cost; otherwise one cycle: draft, verify, accept.
  * tokens: room for `capacity` >= 1 ids; at most that many are generated, and at most DF2_MAX_DRAFT + 1.
- * Errors: DF2_EINVAL (also: nothing prefilled), DF2_ECONTEXT (no room for one token: rewind), DF2_EBACKEND,
- * DF2_EPOISONED. On failure result->n_tokens is 0 and the session is as before, or poisoned (DF2_EBACKEND only). */
+ * Errors: DF2_EINVAL (also: nothing prefilled, or a sampler chain that selects no token), DF2_ECONTEXT (no room for one
+ * token: rewind), DF2_EBACKEND, DF2_EPOISONED. On failure result->n_tokens is 0 and, but for DF2_EPOISONED, the
+ * sequence is as before; a sampler chain may have accepted tokens that were then dropped. */
 DF2_API int32_t df2_session_step(df2_session *session, int32_t *tokens, int32_t capacity, df2_step_result *result);
 
 /* Cuts the sequence to its first n_tokens tokens, in the target's memory and the drafter's cache alike. Generation

@@ -44,7 +44,8 @@ void check_target_file(const std::string &path) {
   if (architecture == "dflash") {
     throw Error(DF2_EFORMAT, format("'%s' is a drafter, not a target; swap the two files", path.c_str()));
   }
-  if (file.tensors().empty()) {
+  // the first part of a split model may hold the header alone
+  if (file.tensors().empty() && !file.has("split.count")) {
     throw Error(DF2_EFORMAT, format("'%s' holds no tensors (only a vocabulary?)", path.c_str()));
   }
   for (const TensorInfo &tensor : file.tensors()) {
@@ -209,11 +210,6 @@ void Target::decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t posit
     return;
   }
   const char *reason = status == 1 ? "no room in its memory" : status == 2 ? "aborted by the program" : "see its log";
-  // a failed decode may leave some micro-batches behind
-  if (!truncate(position)) {
-    throw Error(DF2_EPOISONED,
-                format("llama_decode failed (%d: %s) and its memory could not be restored", status, reason));
-  }
   throw Error(DF2_EBACKEND, format("llama_decode failed (%d: %s); the session is as before", status, reason));
 }
 
@@ -241,7 +237,6 @@ void Target::decode(const int32_t *tokens, int32_t n_tokens, int32_t position, b
   const bool complete = taps_->complete();
   taps_->begin(nullptr, 0);
   if (!complete) {
-    truncate(position);
     throw Error(DF2_EBACKEND,
                 "llama.cpp did not show the hidden states of every tapped layer; is the df2_taps object "
                 "the context's cb_eval_user_data, with df2_taps_eval as cb_eval?");
@@ -252,8 +247,27 @@ const float *Target::logits(int32_t i) const {
   return llama_get_logits_ith(context_, i);
 }
 
-int32_t Target::sample(llama_sampler *sampler, int32_t i) const {
-  return llama_sampler_sample(sampler, context_, i);
+// What llama_sampler_sample does, which aborts on a chain that selects nothing.
+int32_t Target::sample(llama_sampler *sampler, int32_t i) {
+  const float *values = logits(i);
+  candidates_.resize(static_cast<size_t>(n_vocab()));
+  for (size_t id = 0; id < candidates_.size(); ++id) {
+    candidates_[id] = {static_cast<llama_token>(id), values[id], 0.0f};
+  }
+  llama_token_data_array array = {candidates_.data(), candidates_.size(), -1, false};
+  llama_sampler_apply(sampler, &array);
+  if (array.selected < 0 || static_cast<size_t>(array.selected) >= array.size) {
+    throw Error(DF2_EINVAL, "the sampler chain selected no token; end it with a greedy, dist or mirostat sampler");
+  }
+  const llama_token token = array.data[array.selected].id;
+  try {
+    llama_sampler_accept(sampler, token);
+  } catch (const std::exception &error) {
+    throw Error(DF2_EINVAL, format("the sampler chain refused its own choice (%s); put a grammar before the sampler "
+                                   "that selects",
+                                   error.what()));
+  }
+  return token;
 }
 
 bool Target::truncate(int32_t position) {

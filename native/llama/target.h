@@ -14,6 +14,7 @@
 struct ggml_threadpool;
 struct llama_batch;
 struct llama_model;
+struct llama_token_data;
 struct llama_vocab;
 
 namespace df2 {
@@ -56,15 +57,15 @@ class Target {
   void select_taps(const std::vector<int32_t> &layers);
 
   // Decodes tokens at positions position, position + 1, ... of sequence 0. all_logits: for every token, else for the
-  // last. features: [n_tokens][n_taps * n_embd] to fill, or null. n_tokens <= n_batch. On failure the memory is cut
-  // back to `position`; throws DF2_EBACKEND, or DF2_EPOISONED if that was impossible.
+  // last. features: [n_tokens][n_taps * n_embd] to fill, or null. n_tokens <= n_batch. Throws DF2_EBACKEND; the memory
+  // may then hold some of the tokens, and the caller truncates it.
   void decode(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits, float *features);
 
   // Logits of the i-th token of the last decode that asked for them: [n_vocab].
   const float *logits(int32_t i) const;
 
-  // Runs a sampler chain on those logits; the chain accepts what it picks.
-  int32_t sample(llama_sampler *sampler, int32_t i) const;
+  // Runs a sampler chain on those logits; the chain accepts what it picks. Throws DF2_EINVAL if it picks nothing.
+  int32_t sample(llama_sampler *sampler, int32_t i);
 
   // Drops every position >= position. False if the memory cannot.
   bool truncate(int32_t position);
@@ -90,6 +91,7 @@ class Target {
   df2_taps *taps_ = nullptr;
   std::vector<int32_t> tap_layers_;
   std::unique_ptr<llama_batch> batch_;
+  std::vector<llama_token_data> candidates_;
 };
 
 }  // namespace df2

@@ -49,8 +49,8 @@ ggml_tensor *find_head(ggml_cgraph *graph) {
     if (node->op == GGML_OP_MUL_MAT) {
       return node->src[0];
     }
-    if (node->op == GGML_OP_ADD) {
-      return nullptr;  // a head with a bias is not the matrix the drafter was trained with
+    if (node->op == GGML_OP_ADD || node->op == GGML_OP_MUL) {
+      return nullptr;  // a head with a bias or scales of its own is not just this matrix
     }
   }
   return nullptr;
@@ -87,6 +87,9 @@ SharedWeights Target::shared_weights() {
   if (shared.head == nullptr || shared.token_embd == nullptr) {
     throw Error(DF2_EUNSUPPORTED, format("cannot find the %s of architecture '%s' in its graph",
                                          shared.head == nullptr ? "head" : "token embeddings", architecture().c_str()));
+  }
+  if (shared.head->ne[0] != n_embd() || shared.head->ne[1] < n_vocab()) {
+    throw Error(DF2_EUNSUPPORTED, "the target's head does not have a row of hidden size for every token");
   }
   if (!on_cpu(shared.head) || !on_cpu(shared.token_embd)) {
     throw Error(DF2_EUNSUPPORTED,

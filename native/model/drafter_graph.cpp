@@ -167,8 +167,11 @@ class GraphBuilder {
     ggml_tensor *drafted = without_anchor(out_->hidden);
     ggml_tensor *head = weights_.output != nullptr ? weights_.output : shared_.head;
     // the anchor's own row predicts nothing, but ggml's matmuls are fastest on whole tiles of rows
-    ggml_tensor *logits = shape_.n_block % kRowTile == 0 ? without_anchor(ggml_mul_mat(ctx_, head, out_->hidden))
-                                                         : ggml_mul_mat(ctx_, head, drafted);
+    const bool is_whole_tile = shape_.n_block % kRowTile == 0;
+    ggml_tensor *logits = ggml_mul_mat(ctx_, head, is_whole_tile ? out_->hidden : drafted);
+    // also where a view of it is what is read: the allocator does not look at a view's flags
+    ggml_set_output(logits);
+    logits = is_whole_tile ? without_anchor(logits) : logits;
     if (params_.logit_scale != 1.0f) {
       logits = ggml_scale(ctx_, logits, params_.logit_scale);
     }

@@ -16,6 +16,7 @@ constexpr int32_t kMaxVocab = 1 << 24;
 constexpr int32_t kMaxHeads = 1 << 12;
 constexpr int32_t kMaxHeadDim = 1 << 10;
 constexpr int32_t kMaxContext = 1 << 30;
+constexpr int32_t kMaxWindow = 1 << 20;  // the cache is allocated for it
 
 [[noreturn]] void fail(const GgufFile &file, df2_status status, const std::string &problem) {
   throw Error(status, format("'%s': %s", file.path().c_str(), problem.c_str()));
@@ -30,8 +31,8 @@ const TensorInfo *find_tensor(const GgufFile &file, const std::string &name) {
   return nullptr;
 }
 
-// YaRN's magnitude correction. llama.cpp folds it so that ggml_rope_ext's own correction cancels; the arithmetic
-// follows llama_context's constructor so that both give the same rotation.
+// YaRN's magnitude correction where the file does not state it. llama.cpp folds it so that ggml_rope_ext's own
+// correction cancels; the arithmetic is that of its context constructor.
 float yarn_attn_factor(float factor, float log_multiplier) {
   const auto magnitude = [factor](float scale) {
     return factor <= 1.0f ? 1.0f : 0.1f * scale * std::log(factor) + 1.0f;
@@ -64,7 +65,11 @@ RopeParams read_rope(const GgufFile &file, const DrafterParams &params) {
   rope.freq_scale = type == "none" ? 1.0f : 1.0f / factor;
   if (type == "yarn") {
     rope.ext_factor = file.number("dflash.rope.scaling.yarn_ext_factor", 1.0f);
-    if (rope.ext_factor != 0.0f) {
+    // ggml multiplies by its own correction when it extrapolates, so the wanted magnitude is divided by that
+    const float magnitude = file.number("dflash.rope.scaling.yarn_attn_factor", 0.0f);
+    if (magnitude > 0.0f) {
+      rope.attn_factor = rope.ext_factor != 0.0f ? magnitude / (1.0f + 0.1f * std::log(factor)) : magnitude;
+    } else if (rope.ext_factor != 0.0f) {
       rope.attn_factor = yarn_attn_factor(factor, file.number("dflash.rope.scaling.yarn_log_multiplier", 0.0f));
     }
   }
@@ -73,7 +78,7 @@ RopeParams read_rope(const GgufFile &file, const DrafterParams &params) {
 }
 
 void read_window(const GgufFile &file, DrafterParams *params) {
-  params->window = file.integer("dflash.attention.sliding_window", 0, kMaxContext, 0);
+  params->window = file.integer("dflash.attention.sliding_window", 0, kMaxWindow, 0);
   params->layer_has_window.assign(params->n_layer, false);
   if (params->window == 0) {
     return;

@@ -90,6 +90,7 @@ DrafterGraph &DrafterRunner::graph_for(const GraphShape &shape) {
   DrafterGraph graph = build_drafter_graph(*drafter_, *cache_, shared_, shape);
   const size_t before = compute_bytes();
   if (!ggml_gallocr_alloc_graph(allocator_.get(), graph.graph)) {
+    graphs_.clear();  // the buffer they point into is gone
     throw Error(DF2_ENOMEM, "out of memory for the drafter's compute buffer");
   }
   if (compute_bytes() != before) {

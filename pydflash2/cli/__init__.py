@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from pydflash2 import __version__
 from pydflash2.errors import Dflash2Error
 
-DESCRIPTION = "Makes any GGUF model that llama.cpp runs generate faster, with a DFlash2 drafter."
+DESCRIPTION = (
+    "DFlash2 speculative decoding for GGUF models: the same text, in fewer passes."
+)
 
 EPILOG = """\
 examples:

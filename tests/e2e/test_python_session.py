@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import struct
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,22 +13,14 @@ import pytest
 import pydflash2
 from pydflash2 import _ffi
 from pydflash2._llama_cpp import Sampler
+from tests.tools.convert_support import read_safetensors
 
 DRAFTERS = ("tiny-plain", "tiny-window", "tiny-softcap", "tiny-v1")
 
 
 def golden(root: Path, name: str) -> dict[str, np.ndarray]:
     """A fixture's golden.safetensors."""
-    data = (root / "tests" / "data" / "fixtures" / name / "golden.safetensors").read_bytes()
-    (n_header,) = struct.unpack("<Q", data[:8])
-    types = {"F32": np.float32, "I64": np.int64, "I32": np.int32}
-    tensors = {}
-    for key, entry in json.loads(data[8 : 8 + n_header]).items():
-        if key != "__metadata__":
-            begin, end = (8 + n_header + offset for offset in entry["data_offsets"])
-            flat = np.frombuffer(data[begin:end], types[entry["dtype"]])
-            tensors[key] = flat.reshape(entry["shape"])
-    return tensors
+    return read_safetensors(root / "tests" / "data" / "fixtures" / name / "golden.safetensors")
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -212,3 +204,23 @@ def test_distinct_models_run_on_threads_of_their_own(tiny_target: Path, tiny_dra
             thread.join()
     assert len(results) == 3
     assert len(set(results.values())) == 1
+
+
+def test_garbage_frees_sessions_before_targets(
+    tiny_target: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    """An open pair in a reference cycle is collected without touching freed memory."""
+    code = f"""
+import gc
+import pydflash2
+for _ in range(20):
+    llm = pydflash2.load({str(tiny_target)!r}, {str(tiny_drafter)!r}, n_ctx=64)
+    llm.generate([5, 6, 7], max_tokens=4)
+    llm.me = llm
+    del llm
+    gc.collect()
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr

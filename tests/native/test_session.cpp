@@ -271,6 +271,15 @@ void test_mismatch() {
   CHECK_STATUS(df2_drafter_load(&pair.drafter, drafter_path.c_str(), nullptr), DF2_OK);
   CHECK_STATUS(df2_session_create(&pair.session, pair.target, pair.drafter, nullptr), DF2_EMISMATCH);
   CHECK(pair.session == nullptr);
+  // a head of its own does not help a narrower drafter that looks tokens up in the target's embeddings
+  df2_drafter_free(pair.drafter);
+  pair.drafter = nullptr;
+  shape = TinyDrafter();
+  shape.n_embd = 32;
+  shape.n_vocab_draft = 40;
+  write_tiny_drafter(shape, target_path, drafter_path);
+  CHECK_STATUS(df2_drafter_load(&pair.drafter, drafter_path.c_str(), nullptr), DF2_OK);
+  CHECK_STATUS(df2_session_create(&pair.session, pair.target, pair.drafter, nullptr), DF2_EMISMATCH);
   // the target survives the refusal
   CHECK_STATUS(df2_session_create(&pair.session, pair.target, nullptr, nullptr), DF2_OK);
 }
@@ -293,6 +302,110 @@ void test_sampling() {
     llama_sampler_free(chain);
   }
   CHECK(texts[0] == texts[1]);
+}
+
+// llama.cpp gives up in the middle of a decode: the session is as before, and goes on as if nothing had happened.
+void test_failing_decode() {
+  write_tiny_drafter(TinyDrafter(), target_path, drafter_path);
+  const std::vector<int32_t> expected = plain_text(30);
+  Pair pair;
+  open_pair(&pair, 5);
+  llama_context *context = df2_target_context(pair.target);
+  int n_calls = 0;
+  const auto fail_soon = [](void *payload) { return ++*static_cast<int *>(payload) > 3; };
+  const auto n_prompt = static_cast<int32_t>(kPrompt.size());
+  llama_set_abort_callback(context, fail_soon, &n_calls);
+  CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data(), n_prompt), DF2_EBACKEND);
+  CHECK(df2_session_n_tokens(pair.session) == 0);
+  llama_set_abort_callback(context, nullptr, nullptr);
+  CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data(), 8), DF2_OK);
+  // a second prefill that fails takes the first one's logits with it, and nothing else
+  n_calls = 0;
+  llama_set_abort_callback(context, fail_soon, &n_calls);
+  CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data() + 8, n_prompt - 8), DF2_EBACKEND);
+  CHECK(df2_session_n_tokens(pair.session) == 8);
+  llama_set_abort_callback(context, nullptr, nullptr);
+  CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data() + 8, n_prompt - 8), DF2_OK);
+  std::vector<int32_t> text = generate(pair.session, 7);
+  for (int round = 0; round < 3; ++round) {
+    n_calls = 0;
+    llama_set_abort_callback(context, fail_soon, &n_calls);
+    int32_t tokens[DF2_MAX_DRAFT + 1];
+    df2_step_result result;
+    const int32_t n_before = df2_session_n_tokens(pair.session);
+    CHECK_STATUS(df2_session_step(pair.session, tokens, 6, &result), DF2_EBACKEND);
+    CHECK(result.n_tokens == 0 && df2_session_n_tokens(pair.session) == n_before);
+    llama_set_abort_callback(context, nullptr, nullptr);
+    const std::vector<int32_t> more = generate(pair.session, 5);
+    text.insert(text.end(), more.begin(), more.end());
+  }
+  const std::vector<int32_t> rest = generate(pair.session, 30 - static_cast<int32_t>(text.size()));
+  text.insert(text.end(), rest.begin(), rest.end());
+  CHECK(text == expected);
+}
+
+// Chains that llama.cpp itself would abort on, or throw from.
+void test_bad_samplers() {
+  write_tiny_drafter(TinyDrafter(), target_path, drafter_path);
+  const std::vector<int32_t> expected = plain_text(20);
+  Pair pair;
+  open_pair(&pair, 5);
+  CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data(), static_cast<int32_t>(kPrompt.size())), DF2_OK);
+  std::vector<int32_t> text = generate(pair.session, 6);
+  llama_sampler *chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
+  llama_sampler_chain_add(chain, llama_sampler_init_temp(0.5f));  // selects nothing
+  CHECK_STATUS(df2_session_set_sampler(pair.session, chain), DF2_OK);
+  int32_t tokens[DF2_MAX_DRAFT + 1];
+  df2_step_result result;
+  for (int round = 0; round < 2; ++round) {
+    CHECK_STATUS(df2_session_step(pair.session, tokens, 6, &result), DF2_EINVAL);
+    CHECK(result.n_tokens == 0);
+  }
+  CHECK_STATUS(df2_session_set_sampler(pair.session, nullptr), DF2_OK);
+  llama_sampler_free(chain);
+  const std::vector<int32_t> rest = generate(pair.session, 14);
+  text.insert(text.end(), rest.begin(), rest.end());
+  CHECK(text == expected);
+}
+
+// A context of the program's own whose micro-batches are shorter than a prompt and a block.
+void test_micro_batches() {
+  write_tiny_drafter(TinyDrafter(), target_path, drafter_path);
+  const std::vector<int32_t> expected = plain_text(30);
+  df2_taps *taps = nullptr;
+  CHECK_STATUS(df2_taps_create(&taps), DF2_OK);
+  llama_model_params model_params = llama_model_default_params();
+  model_params.n_gpu_layers = 0;
+  llama_model *model = llama_model_load_from_file(target_path.c_str(), model_params);
+  std::vector<float> logits[2];
+  for (const uint32_t n_ubatch : {64u, 5u}) {
+    llama_context_params params = llama_context_default_params();
+    params.n_ctx = 128;
+    params.n_batch = 64;
+    params.n_ubatch = n_ubatch;
+    params.cb_eval = df2_taps_eval;
+    params.cb_eval_user_data = taps;
+    llama_context *context = llama_init_from_model(model, params);
+    {
+      Pair pair;
+      CHECK_STATUS(df2_target_attach(&pair.target, context, taps), DF2_OK);
+      CHECK_STATUS(df2_drafter_load(&pair.drafter, drafter_path.c_str(), nullptr), DF2_OK);
+      df2_session_options options = DF2_SESSION_OPTIONS_INIT;
+      options.n_draft = 7;
+      options.ignore_end = 1;
+      CHECK_STATUS(df2_session_create(&pair.session, pair.target, pair.drafter, &options), DF2_OK);
+      CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data(), static_cast<int32_t>(kPrompt.size())), DF2_OK);
+      CHECK(generate(pair.session, 30) == expected);
+      logits[n_ubatch == 5u ? 1 : 0] = draft_logits(pair.session, 7);
+    }
+    llama_free(context);
+  }
+  CHECK(logits[0].size() == logits[1].size());
+  for (size_t i = 0; i < logits[0].size(); ++i) {
+    CHECK(std::abs(logits[0][i] - logits[1][i]) < 5e-2f);
+  }
+  llama_model_free(model);
+  df2_taps_free(taps);
 }
 
 void test_memory_is_independent_of_context() {
@@ -332,6 +445,9 @@ int main(int argc, char **argv) {
   test_misuse();
   test_mismatch();
   test_sampling();
+  test_failing_decode();
+  test_bad_samplers();
+  test_micro_batches();
   test_memory_is_independent_of_context();
   std::remove(drafter_path.c_str());
   return report("session");

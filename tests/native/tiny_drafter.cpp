@@ -26,6 +26,8 @@ class Writer {
     n_embd_ = static_cast<int32_t>(gguf_get_val_u32(target, gguf_find_key(target, "llama.embedding_length")));
     n_vocab_ = static_cast<int32_t>(gguf_get_arr_n(target, gguf_find_key(target, "tokenizer.ggml.tokens")));
     gguf_free(target);
+    n_embd_target_ = n_embd_;
+    n_embd_ = shape.n_embd > 0 ? shape.n_embd : n_embd_;
   }
 
   ~Writer() {
@@ -100,7 +102,7 @@ class Writer {
   void norm(const std::string &name, int64_t length) { tensor(name, {length}, 1.0f, 0.1f); }
 
   void tensors() {
-    const int64_t n_features = static_cast<int64_t>(shape_.taps.size()) * n_embd_;
+    const int64_t n_features = static_cast<int64_t>(shape_.taps.size()) * n_embd_target_;
     matrix("fc.weight", n_features, n_embd_);
     norm("enc.output_norm.weight", n_embd_);
     norm("output_norm.weight", n_embd_);
@@ -164,6 +166,7 @@ class Writer {
   ggml_context *ggml_ = nullptr;
   std::mt19937 generator_;
   int32_t n_embd_ = 0;
+  int32_t n_embd_target_ = 0;
   int32_t n_vocab_ = 0;
 };
 

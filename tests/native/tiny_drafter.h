@@ -8,6 +8,7 @@
 struct TinyDrafter {
   int32_t version = 2;
   int32_t n_layer = 2;
+  int32_t n_embd = 0;  // 0: the target's
   int32_t n_head = 4;
   int32_t n_head_kv = 2;
   int32_t head_dim = 16;

@@ -6,8 +6,6 @@ differences left are the order of additions: relative 1e-4 is generous.
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import numpy.typing as npt
 import pytest
 
 import pydflash2
+from tests.tools.convert_support import read_safetensors
 from tests.tools.exact_target import open_exact
 
 FIXTURES = ("tiny-plain", "tiny-window", "tiny-softcap", "tiny-v1")
@@ -24,21 +23,6 @@ TOLERANCE = 1e-4
 
 Array = npt.NDArray[np.generic]
 Golden = dict[str, Array]
-
-
-def read_golden(path: Path) -> Golden:
-    """The tensors of a safetensors file of F32, I32 and I64."""
-    raw = path.read_bytes()
-    (n_header,) = struct.unpack_from("<Q", raw)
-    header = json.loads(raw[8 : 8 + n_header])
-    header.pop("__metadata__", None)
-    kinds = {"F32": "<f4", "I32": "<i4", "I64": "<i8"}
-    golden = {}
-    for name, entry in header.items():
-        begin, end = (8 + n_header + offset for offset in entry["data_offsets"])
-        values = np.frombuffer(raw[begin:end], kinds[entry["dtype"]])
-        golden[name] = values.reshape(entry["shape"])
-    return golden
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +39,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def golden(name: str, root: Path) -> Golden:
-    return read_golden(root / "tests" / "data" / "fixtures" / name / "golden.safetensors")
+    return read_safetensors(root / "tests" / "data" / "fixtures" / name / "golden.safetensors")
 
 
 @pytest.fixture
@@ -71,7 +55,7 @@ def relative_error(values: npt.NDArray[np.float32], expected: Array) -> float:
 
 
 def check_draft(session: pydflash2.Session, golden: Golden) -> None:
-    """The whole draft, then every shorter one of the causal parts it shares with it."""
+    """The longest draft: hidden states, logits, candidates and path."""
     n_draft = len(golden["block_ids"]) - 1
     assert session.tokens[-1] == golden["block_ids"][0]
     draft = session.draft(n_draft)
