@@ -15,9 +15,7 @@ from collections.abc import Callable, Sequence
 from pydflash2 import __version__
 from pydflash2.errors import Dflash2Error
 
-DESCRIPTION = (
-    "DFlash2 speculative decoding for GGUF models: the same text, in fewer passes."
-)
+DESCRIPTION = "DFlash2 speculative decoding for GGUF models: the same text, in fewer passes."
 
 EPILOG = """\
 examples:

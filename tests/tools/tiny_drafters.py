@@ -1,0 +1,174 @@
+"""Drafters with random weights, in shapes that no published checkpoint covers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+Key = int | float | bool | str
+Weights = npt.NDArray[np.float32] | npt.NDArray[np.int64]
+
+EXTRAS = frozenset(
+    {"sinks", "post_norms", "layer_scale", "rope_freqs", "token_embd", "output", "d2t"}
+)
+
+_VALUE_TYPES = {
+    bool: GGUFValueType.BOOL,
+    int: GGUFValueType.UINT32,
+    float: GGUFValueType.FLOAT32,
+    str: GGUFValueType.STRING,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyDrafter:
+    """What to write. The weights of a tensor follow from seed, name and shape alone, so that
+    drafters that differ in one option have all others' weights in common."""
+
+    version: int = 2
+    n_layer: int = 2
+    n_embd: int = 64  # another width than the target's needs its own "token_embd"
+    n_head: int = 4
+    n_head_kv: int = 2
+    head_dim: int = 16
+    n_ff: int = 96
+    block_size: int = 8
+    kernel_size: int = 2
+    group_size: int = 16
+    rank: int = 8
+    top_k: int = 4
+    taps: tuple[int, ...] = (1, 3)  # layer inputs, as in the file
+    windowed: tuple[bool, ...] = ()  # per layer; with the key attention.sliding_window
+    n_vocab_draft: int = 0  # rows of "output"; 0: the target's vocabulary
+    extras: frozenset[str] = frozenset()  # optional tensors, of EXTRAS
+    keys: Mapping[str, Key] = field(default_factory=dict)  # further ones, less "dflash."
+    mask_token: int = 5
+    seed: int = 1
+
+
+def write_tiny_drafter(path: Path, shape: TinyDrafter, *, target: Path) -> Path:
+    """Write a float32 drafter for `target`, with its tokenizer. Returns `path`."""
+    if not shape.extras <= EXTRAS:
+        raise ValueError(f"unknown extras: {sorted(shape.extras - EXTRAS)}")
+    source = GGUFReader(target)
+    writer = GGUFWriter(path, "dflash")
+    _write_keys(writer, shape)
+    n_vocab = _copy_tokenizer(writer, source)
+    writer.add_uint32("tokenizer.ggml.mask_token_id", shape.mask_token)
+    n_embd_target = int(source.fields["llama.embedding_length"].contents())
+    for name, values in _tensors(shape, n_vocab, n_embd_target).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _write_keys(writer: GGUFWriter, shape: TinyDrafter) -> None:
+    keys: dict[str, Key] = {
+        "block_count": shape.n_layer,
+        "context_length": 512,
+        "embedding_length": shape.n_embd,
+        "feed_forward_length": shape.n_ff,
+        "attention.head_count": shape.n_head,
+        "attention.head_count_kv": shape.n_head_kv,
+        "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "block_size": shape.block_size,
+    }
+    if shape.version == 2:
+        keys |= {
+            "conv_kernel_size": shape.kernel_size,
+            "conv_group_size": shape.group_size,
+            "selector_rank": shape.rank,
+            "selector_top_k": shape.top_k,
+        }
+    for name, value in (keys | dict(shape.keys)).items():
+        writer.add_key_value(f"dflash.{name}", value, _VALUE_TYPES[type(value)])
+    writer.add_array("dflash.target_layers", list(shape.taps))
+    if shape.windowed:
+        writer.add_array("dflash.attention.sliding_window_pattern", list(shape.windowed))
+
+
+def _copy_tokenizer(writer: GGUFWriter, source: GGUFReader) -> int:
+    for name, entry in source.fields.items():
+        if not name.startswith("tokenizer."):
+            continue
+        value = entry.contents()
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        else:
+            writer.add_key_value(name, value, entry.types[0])
+    return len(source.fields["tokenizer.ggml.tokens"].contents())
+
+
+def _tensors(shape: TinyDrafter, n_vocab: int, n_embd_target: int) -> dict[str, Weights]:
+    tensors: dict[str, Weights] = {}
+
+    def random(name: str, *lengths: int, mean: float, deviation: float) -> None:
+        # not from one stream: a tensor must not depend on which others there are
+        generator = np.random.default_rng([shape.seed, zlib.crc32(name.encode())])
+        values = mean + deviation * generator.standard_normal(lengths)
+        tensors[name] = values.astype(np.float32)
+
+    def matrix(name: str, rows: int, columns: int) -> None:
+        random(name, rows, columns, mean=0.0, deviation=columns**-0.5)
+
+    def norm(name: str, length: int) -> None:
+        random(name, length, mean=1.0, deviation=0.2)
+
+    n_embd, extras = shape.n_embd, shape.extras
+    n_q, n_kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
+    n_coefficients = 2 * shape.kernel_size * (n_embd // shape.group_size)
+    matrix("fc.weight", n_embd, len(shape.taps) * n_embd_target)
+    norm("enc.output_norm.weight", n_embd)
+    norm("output_norm.weight", n_embd)
+    for i in range(shape.n_layer):
+        block = f"blk.{i}."
+        norm(f"{block}attn_norm.weight", n_embd)
+        matrix(f"{block}attn_q.weight", n_q, n_embd)
+        matrix(f"{block}attn_k.weight", n_kv, n_embd)
+        matrix(f"{block}attn_v.weight", n_kv, n_embd)
+        matrix(f"{block}attn_output.weight", n_embd, n_q)
+        # well above one, so that attention is far from uniform and positions matter
+        random(f"{block}attn_q_norm.weight", shape.head_dim, mean=1.5, deviation=0.3)
+        random(f"{block}attn_k_norm.weight", shape.head_dim, mean=1.5, deviation=0.3)
+        norm(f"{block}ffn_norm.weight", n_embd)
+        matrix(f"{block}ffn_gate.weight", shape.n_ff, n_embd)
+        matrix(f"{block}ffn_up.weight", shape.n_ff, n_embd)
+        matrix(f"{block}ffn_down.weight", n_embd, shape.n_ff)
+        if "sinks" in extras:
+            random(f"{block}attn_sinks.weight", shape.n_head, mean=2.0, deviation=1.0)
+        if "post_norms" in extras:
+            norm(f"{block}post_attention_norm.weight", n_embd)
+            norm(f"{block}post_ffw_norm.weight", n_embd)
+        if "layer_scale" in extras:
+            random(f"{block}layer_output_scale.weight", 1, mean=0.5, deviation=0.1)
+        if shape.version == 2:
+            for sublayer in ("attn", "ffn"):
+                base = f"{block}{sublayer}_conv_base"
+                random(base, 2, shape.kernel_size, n_embd, mean=0.5, deviation=0.3)
+                matrix(f"{block}{sublayer}_conv_proj.weight", n_coefficients, n_embd)
+    if shape.version == 2:
+        matrix("selector_hidden.weight", shape.rank, n_embd)
+        matrix("selector_predecessor.weight", n_vocab, shape.rank)
+        matrix("selector_successor.weight", n_vocab, shape.rank)
+    if "rope_freqs" in extras:
+        random("rope_freqs.weight", shape.head_dim // 2, mean=2.0, deviation=0.3)
+    n_rows = shape.n_vocab_draft or n_vocab
+    if "token_embd" in extras:
+        matrix("token_embd.weight", n_vocab, n_embd)
+    if "output" in extras:
+        matrix("output.weight", n_rows, n_embd)
+    if "d2t" in extras:
+        # neither sorted nor a range, so that no order or offset can stand in for it
+        tensors["d2t"] = np.random.default_rng(shape.seed).permutation(n_vocab)[:n_rows]
+    return tensors
