@@ -9,10 +9,12 @@ Environment: DFLASH2_LIBRARY names another build of the library to load, e.g. on
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import sys
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +69,19 @@ def text(pointer: Any) -> str:
 
 
 def library_path() -> Path:
-    """Where the library is looked for: DFLASH2_LIBRARY, else this package's lib folder."""
+    """Where the library is looked for: DFLASH2_LIBRARY, this package's lib folder, the installed
+    package's. The last is for Python started in the repository, where `import pydflash2` finds the
+    sources."""
     override = os.environ.get("DFLASH2_LIBRARY")
     if override:
         return Path(override)
     name = {"win32": "dflash2.dll", "darwin": "libdflash2.dylib"}.get(sys.platform, "libdflash2.so")
-    return Path(__file__).parent / "lib" / name
+    path = Path(__file__).parent / "lib" / name
+    if not path.is_file():
+        with contextlib.suppress(PackageNotFoundError):
+            installed = Path(str(distribution("pydflash2").locate_file(f"pydflash2/lib/{name}")))
+            return installed if installed.is_file() else path
+    return path
 
 
 @functools.lru_cache(maxsize=1)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
 
 CHECKSUM = "SHA256"
@@ -54,6 +55,21 @@ def is_intact(folder: Path) -> bool:
     return len(wheels) == 1 and noted.is_file() and noted.read_text() == checksum(wheels[0])
 
 
+def run_patiently(command: list[str]) -> None:
+    """Runs a long, silent command, saying every minute that it is still at work."""
+    start = time.monotonic()
+    with subprocess.Popen(command, stdout=sys.stderr) as process:
+        while True:
+            try:
+                status = process.wait(timeout=60)
+                break
+            except subprocess.TimeoutExpired:
+                minutes = (time.monotonic() - start) / 60
+                print(f"  still compiling after {minutes:.0f} min", file=sys.stderr)
+    if status != 0:
+        raise subprocess.CalledProcessError(status, command)
+
+
 def build(version: str, folder: Path) -> None:
     """Compiles the wheel and moves it into place; what was there before is replaced."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +78,7 @@ def build(version: str, folder: Path) -> None:
         command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-cache-dir", "--no-deps"]
         command += ["--no-binary", "llama-cpp-python", "-w", scratch]
         # pip's messages must not mix with the folder's name on stdout.
-        subprocess.run([*command, f"llama-cpp-python=={version}"], check=True, stdout=sys.stderr)
+        run_patiently([*command, f"llama-cpp-python=={version}"])
         (wheel,) = Path(scratch).glob("*.whl")
         for old in folder.glob("*.whl"):
             old.unlink()

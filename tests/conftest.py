@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,11 @@ import pytest
 # Imported here, before any test module can put the source tree first in sys.path.
 import pydflash2
 from pydflash2 import _bundle
+
+# Under nohup and some CI runners Ctrl-C is ignored, and children would inherit that; the tests of
+# interrupts send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = ROOT / "tests" / "data" / "fixtures"

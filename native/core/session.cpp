@@ -102,7 +102,7 @@ int32_t Session::max_draft() const {
 
 void Session::set_n_draft(int32_t n_draft) {
   if (n_draft < -1 || n_draft > max_draft()) {
-    throw Error(DF2_EINVAL, format("n_draft is %d; %s allows -1 (chosen while running) to %d", n_draft,
+    throw Error(DF2_EINVAL, format("n_draft is %d; %s allows 0 to %d, or -1 (auto: chosen while running)", n_draft,
                                    runner_ != nullptr ? "this drafter" : "a session without a drafter", max_draft()));
   }
   options_.n_draft = n_draft;
