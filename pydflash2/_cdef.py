@@ -61,6 +61,9 @@ int32_t df2_target_attach(df2_target **out, struct llama_context *context, df2_t
 
 struct llama_context *df2_target_context(const df2_target *target);
 
+int32_t df2_target_tokenize(const df2_target *target, const char *text, int32_t n_bytes, bool add_special,
+                                    bool parse_special, int32_t *tokens, int32_t capacity, int32_t *n_tokens);
+
 void df2_target_free(df2_target *target);
 
 typedef struct df2_drafter_options {

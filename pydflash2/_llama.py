@@ -362,12 +362,15 @@ def attach(
     """
     if not isinstance(llama, llama_cpp.Llama):
         raise InvalidArgumentError(f"expected a llama_cpp.Llama, not {type(llama).__name__}")
+    if llama.ctx is None:
+        raise InvalidArgumentError("the llama_cpp.Llama is closed")
     with contextlib.ExitStack() as undo:
         shared = _take_drafter(drafter, version, undo)
         # llama-cpp-python remembers which tokens its context holds; what it remembers is about to
         # be wrong.
+        llama.reset()  # type: ignore[no-untyped-call]
         undo.callback(llama.reset)
-        opened = undo.enter_context(Target.attach(llama.ctx, n_batch=llama.n_batch))
+        opened = undo.enter_context(Target.attach(llama.ctx, n_batch=llama.n_batch, owner=llama))
         made = Llama(opened, shared, n_draft=n_draft, window=window, cache_type=cache_type)
         made._cleanup.push(undo.pop_all())
         return made

@@ -14,6 +14,7 @@ from typing import Any
 
 import llama_cpp
 
+from pydflash2._ffi import check, ffi, library
 from pydflash2._options import encode_text
 from pydflash2.errors import InvalidArgumentError, OutOfMemoryError
 
@@ -25,7 +26,9 @@ class Vocab:
     """The tokenizer of the model behind a context. Borrowed: valid while the context is. Any
     thread."""
 
-    def __init__(self, context: int) -> None:
+    def __init__(self, context: int, target: Any) -> None:
+        """target: the df2_target of that context."""
+        self._target = target
         self._model = llama_cpp.llama_get_model(context)
         self._vocab = llama_cpp.llama_model_get_vocab(self._model)
         self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(self._vocab)
@@ -33,17 +36,19 @@ class Vocab:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of text. add_special: begin (and end) as the model's own tokenizer would, e.g.
-        with BOS. parse_special: text such as "<|im_end|>" becomes that control token."""
+        with BOS. parse_special: text such as "<|im_end|>" becomes that control token.
+
+        Raises InvalidArgumentError if the vocabulary has no tokens for a character."""
         data = encode_text("the text", text)
         capacity = len(data) + 2
+        n_tokens = ffi.new("int32_t *")
         while True:
-            buffer = (llama_cpp.llama_token * capacity)()
-            n: int = llama_cpp.llama_tokenize(
-                self._vocab, data, len(data), buffer, capacity, add_special, parse_special
-            )
-            if n >= 0:
-                return list(buffer[:n])
-            capacity = -n
+            buffer = ffi.new("int32_t[]", capacity)
+            options = (add_special, parse_special, buffer, capacity, n_tokens)
+            check(library().df2_target_tokenize(self._target, data, len(data), *options))
+            if n_tokens[0] <= capacity:
+                return list(buffer[0 : n_tokens[0]])
+            capacity = n_tokens[0]
 
     def piece(self, token: int) -> bytes:
         """The bytes a token stands for; b"" for control tokens. May end in the middle of a
@@ -168,9 +173,20 @@ def _log_stderr(level: int, text: bytes, payload: Any) -> None:
     sys.stderr.write(text.decode("utf-8", "replace"))
 
 
+_log_is_chosen = False
+
+
+def quiet_log_by_default() -> None:
+    """Switches llama.cpp's log off unless set_log has been called."""
+    if not _log_is_chosen:
+        llama_cpp.llama_log_set(_log_quiet, ctypes.c_void_p(0))
+
+
 def set_log(*, verbose: bool) -> None:
     """Sends llama.cpp's own log to stderr or nowhere. The setting is the process's, not a
     model's."""
+    global _log_is_chosen
+    _log_is_chosen = True
     llama_cpp.llama_log_set(_log_stderr if verbose else _log_quiet, ctypes.c_void_p(0))
 
 

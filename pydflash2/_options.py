@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 from pydflash2.errors import InvalidArgumentError
 
-SEED_LIMIT = 2**32
+SEED_LIMIT = 2**32 - 1  # the last 32-bit number makes llama.cpp choose a seed itself
 
 
 class GenerateOptions(TypedDict, total=False):

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pydflash2._ffi import address, check, ffi, library
-from pydflash2._llama_cpp import Sampler, Vocab, context_length
+from pydflash2._llama_cpp import Sampler, Vocab, context_length, quiet_log_by_default
 from pydflash2._options import require_int
 from pydflash2.errors import InvalidArgumentError
 
@@ -89,6 +89,7 @@ class Target(_Handle):
         require_int("n_batch", n_batch, 1, None)
         if n_threads is not None:
             require_int("n_threads", n_threads, 1, None)
+        quiet_log_by_default()
         options = _options("df2_target_options")
         options.n_ctx, options.n_batch, options.n_threads = n_ctx, n_batch, n_threads or 0
         out = ffi.new("df2_target **")
@@ -97,9 +98,10 @@ class Target(_Handle):
         self._adopt(out[0])
 
     @classmethod
-    def attach(cls, context: int, *, n_batch: int = 512) -> Target:
+    def attach(cls, context: int, *, n_batch: int = 512, owner: object = None) -> Target:
         """Wraps a context that another owner made, given as the address of its llama_context.
 
+        owner: kept alive as long as the target or a session on it.
         Borrowed: it must outlive the target, and while a session exists nothing else may decode
         with it. Raises InvalidArgumentError; the context is then as before.
         """
@@ -108,13 +110,13 @@ class Target(_Handle):
         check(library().df2_target_attach(out, pointer, ffi.NULL))
         self = cls.__new__(cls)
         self.n_batch = n_batch
-        self._adopt(out[0])
+        self._adopt(out[0], owner)
         return self
 
-    def _adopt(self, pointer: Any) -> None:
-        self._own("df2_target_free", pointer)
+    def _adopt(self, pointer: Any, *needs: object) -> None:
+        self._own("df2_target_free", pointer, *needs)
         context = address(library().df2_target_context(pointer))
-        self.vocab = Vocab(context)
+        self.vocab = Vocab(context, pointer)
         self.n_ctx = context_length(context)
         self._context = context
         self._lock = threading.Lock()
@@ -324,11 +326,12 @@ class Session(_Handle):
         The token list follows the library's count even if the call did its work and
         KeyboardInterrupt came before its result was seen, which is when Ctrl-C usually arrives.
         """
-        try:
-            self._call(name, *args)
-        finally:
-            if not self.is_closed:
-                n_tokens = library().df2_session_n_tokens(self._raw)
+        with self._exclusive():
+            pointer = self._pointer
+            try:
+                check(getattr(library(), name)(pointer, *args))
+            finally:
+                n_tokens = library().df2_session_n_tokens(pointer)
                 del self._tokens[n_tokens:]
                 self._tokens.extend(appends[0 : n_tokens - len(self._tokens)])
 

@@ -52,6 +52,17 @@ struct llama_context *df2_target_context(const df2_target *target) {
   return target != nullptr ? target->target->context() : nullptr;
 }
 
+int32_t df2_target_tokenize(const df2_target *target, const char *text, int32_t n_bytes, bool add_special,
+                            bool parse_special, int32_t *tokens, int32_t capacity, int32_t *n_tokens) {
+  return guard([&] {
+    require(target != nullptr, "target is NULL");
+    require(text != nullptr && n_bytes >= 0, "text is NULL or n_bytes negative");
+    require(capacity >= 0 && (tokens != nullptr || capacity == 0), "tokens has no room for `capacity` ids");
+    require(n_tokens != nullptr, "n_tokens is NULL");
+    *n_tokens = target->target->tokenize(text, n_bytes, add_special, parse_special, tokens, capacity);
+  });
+}
+
 void df2_target_free(df2_target *target) {
   delete target;
 }

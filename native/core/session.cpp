@@ -60,10 +60,7 @@ void check_pair(const Target &target, const Drafter &drafter) {
 }  // namespace
 
 Session::Session(Target &target, std::shared_ptr<const Drafter> drafter, const SessionOptions &options)
-    : target_(target), options_(options) {
-  if (target.has_session) {
-    throw Error(DF2_EINVAL, "the target already has a session; free that one first");
-  }
+    : target_(target), claim_(target.context()), options_(options) {
   const std::string problem = target.rewind_problem();
   if (!problem.empty()) {
     throw Error(DF2_EUNSUPPORTED, problem);
@@ -84,11 +81,9 @@ Session::Session(Target &target, std::shared_ptr<const Drafter> drafter, const S
   set_n_draft(options.n_draft);
   target.select_taps(drafter != nullptr ? drafter->params().taps : std::vector<int32_t>());
   target.clear();
-  target.has_session = true;
 }
 
 Session::~Session() {
-  target_.has_session = false;
   try {
     target_.select_taps({});
   } catch (const Error &) {

@@ -58,6 +58,7 @@ class Session {
   void flush_pending();
 
   Target &target_;
+  ContextClaim claim_;
   std::unique_ptr<DrafterRunner> runner_;
   std::unique_ptr<DraftLength> draft_length_;  // null when the length is fixed
   SessionOptions options_;

@@ -141,6 +141,14 @@ DF2_API int32_t df2_target_attach(df2_target **out, struct llama_context *contex
 /* The llama.cpp context behind a target: for tokenization, chat templates and samplers. Borrowed. */
 DF2_API struct llama_context *df2_target_context(const df2_target *target);
 
+/* Token ids of a text, as llama_tokenize gives them, with an error where that would end the process.
+ * text: n_bytes of UTF-8. add_special: with the tokens the model wants around a text, such as BOS. parse_special:
+ * spelled-out control tokens become those tokens. tokens: room for `capacity` ids. *n_tokens: the ids the text has; if
+ * they are more than capacity nothing is written, and the call is to be repeated with more room. Errors: DF2_EINVAL
+ * (also: the vocabulary has no tokens for a character). Any thread. */
+DF2_API int32_t df2_target_tokenize(const df2_target *target, const char *text, int32_t n_bytes, bool add_special,
+                                    bool parse_special, int32_t *tokens, int32_t capacity, int32_t *n_tokens);
+
 /* Frees the target, and the model and context if df2_target_open made them. Free its sessions first. */
 DF2_API void df2_target_free(df2_target *target);
 
@@ -214,7 +222,7 @@ DF2_API int32_t df2_session_options_init(df2_session_options *options, size_t si
  * reads no taps, and is what "plain decoding" means in this project's measurements.
  * Errors: DF2_EMISMATCH (drafter and target do not belong together), DF2_EUNSUPPORTED (recurrent or hybrid target,
  * head or embeddings not in CPU memory, architecture without taps), DF2_EINVAL, DF2_ENOMEM.
- * On failure *out is NULL and the target may be used on. One session per target at a time (DF2_EINVAL). */
+ * On failure *out is NULL and the target may be used on. One session per llama_context at a time (DF2_EINVAL). */
 DF2_API int32_t df2_session_create(df2_session **out, df2_target *target, const df2_drafter *drafter,
                                    const df2_session_options *options);
 
@@ -223,7 +231,8 @@ DF2_API void df2_session_free(df2_session *session);
 /* Chooses how tokens are picked: NULL (the default) takes the target's most probable token, the lowest id among
  * equals; otherwise any llama_sampler chain, borrowed until replaced or the session is freed. Drafted tokens are kept
  * while the chain, run on the target's logits, picks the same ones, so the output is distributed exactly as without
- * drafting, and identical to it for the same seed. The chain sees (accepts) every token it picks. */
+ * drafting, and the same for the same seed but for the rounding of wider batches. The chain sees (accepts) every token
+ * it picks. */
 DF2_API int32_t df2_session_set_sampler(df2_session *session, struct llama_sampler *sampler);
 
 /* Changes df2_session_options.n_draft from the next step on. DF2_EINVAL if out of range; nothing changes then. */

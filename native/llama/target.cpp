@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <set>
 
 #include "common/cpu_count.h"
 #include "common/error.h"
@@ -18,6 +20,9 @@ namespace {
 constexpr int32_t kDefaultContext = 4096;
 constexpr int32_t kDefaultBatch = 512;
 constexpr int32_t kMaxThreads = 512;  // ggml's own limit
+
+std::mutex contexts_mutex;
+std::set<const llama_context *> contexts_in_use;
 
 bool ends_with(const std::string &text, const std::string &ending) {
   return text.size() >= ending.size() && text.compare(text.size() - ending.size(), ending.size(), ending) == 0;
@@ -50,6 +55,11 @@ void check_target_file(const std::string &path) {
   }
   for (const TensorInfo &tensor : file.tensors()) {
     check_weight_type(path, tensor);
+  }
+  for (const char *epsilon : {".attention.layer_norm_rms_epsilon", ".attention.layer_norm_epsilon"}) {
+    if (file.number(architecture + epsilon, 0.0f) < 0.0f) {
+      throw Error(DF2_EFORMAT, format("'%s': %s%s must not be negative", path.c_str(), architecture.c_str(), epsilon));
+    }
   }
   file.integer(architecture + ".block_count", 1, 4096);
   file.integer(architecture + ".embedding_length", 1, 1 << 20);
@@ -187,10 +197,24 @@ std::string Target::rewind_problem() const {
         "supported",
         architecture().c_str());
   }
+  if (llama_pooling_type(context_) > LLAMA_POOLING_TYPE_NONE) {
+    return "the context pools embeddings instead of giving logits; create it without embeddings";
+  }
   if (llama_model_has_encoder(model_) || llama_get_memory(context_) == nullptr) {
     return format("'%s' is not a decoder with a K/V cache", architecture().c_str());
   }
   return "";
+}
+
+int32_t Target::tokenize(const char *text, int32_t n_bytes, bool add_special, bool parse_special, int32_t *tokens,
+                         int32_t capacity) const {
+  const LoadGuard guard;
+  try {
+    const int32_t n = llama_tokenize(vocab_, text, n_bytes, tokens, capacity, add_special, parse_special);
+    return n < 0 ? -n : n;
+  } catch (const std::exception &error) {
+    throw Error(DF2_EINVAL, format("the target's vocabulary cannot encode this text (%s)", error.what()));
+  }
 }
 
 int32_t Target::n_token_mismatches(const std::vector<uint32_t> &hashes) const {
@@ -282,6 +306,18 @@ bool Target::can_continue_at(int32_t position) const {
   // a sliding-window cache drops what its newest position no longer sees
   const int32_t oldest = llama_memory_seq_pos_min(llama_get_memory(context_), 0);
   return oldest >= 0 && oldest <= std::max(0, position - n_swa);
+}
+
+ContextClaim::ContextClaim(llama_context *context) : context_(context) {
+  const std::lock_guard<std::mutex> lock(contexts_mutex);
+  if (!contexts_in_use.insert(context).second) {
+    throw Error(DF2_EINVAL, "the target's context already has a session; free that one first");
+  }
+}
+
+ContextClaim::~ContextClaim() {
+  const std::lock_guard<std::mutex> lock(contexts_mutex);
+  contexts_in_use.erase(context_);
 }
 
 void Target::clear() {

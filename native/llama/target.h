@@ -46,6 +46,11 @@ class Target {
   // Why the memory cannot drop single tokens (recurrent or hybrid); empty if it can.
   std::string rewind_problem() const;
 
+  // llama_tokenize: the number of ids, written if they fit into capacity. Throws DF2_EINVAL where llama.cpp throws or
+  // aborts.
+  int32_t tokenize(const char *text, int32_t n_bytes, bool add_special, bool parse_special, int32_t *tokens,
+                   int32_t capacity) const;
+
   // How many of the vocabulary's entries differ from the drafter's tokenizer.
   int32_t n_token_mismatches(const std::vector<uint32_t> &hashes) const;
 
@@ -75,8 +80,6 @@ class Target {
 
   void clear();
 
-  bool has_session = false;
-
  private:
   Target() = default;
   void decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits);
@@ -92,6 +95,19 @@ class Target {
   std::vector<int32_t> tap_layers_;
   std::unique_ptr<llama_batch> batch_;
   std::vector<llama_token_data> candidates_;
+};
+
+// A context belongs to one session at a time, however many targets wrap it.
+class ContextClaim {
+ public:
+  // Throws DF2_EINVAL if the context is taken.
+  explicit ContextClaim(llama_context *context);
+  ~ContextClaim();
+  ContextClaim(const ContextClaim &) = delete;
+  ContextClaim &operator=(const ContextClaim &) = delete;
+
+ private:
+  llama_context *context_;
 };
 
 }  // namespace df2

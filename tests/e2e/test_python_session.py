@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import llama_cpp
 import numpy as np
 import pytest
 
@@ -224,3 +227,66 @@ for _ in range(20):
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert run.returncode == 0, run.stderr
+
+
+def test_a_refused_call_leaves_the_token_list_alone(tiny: pydflash2.Llama) -> None:
+    """A second thread is refused while the first works, and changes nothing."""
+    session = tiny.session
+    prompt = [6 + i * 37 % 150 for i in range(200)]
+    for _ in range(20):
+        session.rewind(0)
+        worker = threading.Thread(target=session.prefill, args=(prompt,))
+        worker.start()
+        while worker.is_alive():
+            with contextlib.suppress(pydflash2.InvalidArgumentError):
+                # refused, or, once the worker is done, out of range
+                session.rewind(session.n_tokens + 1)
+        worker.join()
+        assert list(session.tokens) == prompt
+
+
+def test_closing_while_another_thread_steps(tiny_target: Path, tiny_drafter: Path) -> None:
+    """Closing is refused in the middle of a step and works between two; memory stays sound."""
+    for _ in range(5):
+        llm = pydflash2.load(tiny_target, tiny_drafter, n_ctx=512, n_draft=3)
+        session = llm.session
+        session.prefill([5, 6, 7])
+
+        def work(session: pydflash2.Session = session) -> None:
+            with contextlib.suppress(pydflash2.Dflash2Error):
+                while session.n_tokens < 500:
+                    session.step()
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        while worker.is_alive() and not session.is_closed:
+            with contextlib.suppress(pydflash2.InvalidArgumentError):
+                session.close()
+        worker.join()
+        session.close()
+        assert session.is_closed
+        llm.close()
+
+
+def test_an_attached_model_may_be_dropped(smollm_target: Path, smollm_drafter: Path) -> None:
+    """Without close(): nothing is freed too early, and the model itself goes on correctly."""
+    llama = llama_cpp.Llama(str(smollm_target), n_ctx=256, n_gpu_layers=0, verbose=False)
+    before = llama("The capital of France is", max_tokens=4, temperature=0.0)
+    attached = pydflash2.attach(llama, smollm_drafter)
+    attached.generate("Once upon a time", max_tokens=8)
+    with pytest.raises(pydflash2.InvalidArgumentError, match="already has a session"):
+        pydflash2.attach(llama, smollm_drafter)
+    del attached
+    gc.collect()
+    after = llama("The capital of France is", max_tokens=4, temperature=0.0)
+    assert after["choices"][0]["text"] == before["choices"][0]["text"]
+    attached = pydflash2.attach(llama, smollm_drafter)
+    del llama
+    attached.generate("Once upon a time", max_tokens=8)
+    del attached
+    gc.collect()
+
+
+def test_text_that_cannot_be_encoded(tiny: pydflash2.Llama) -> None:
+    with pytest.raises(pydflash2.InvalidArgumentError, match="cannot encode"):
+        tiny.generate("\u00e9")

@@ -238,6 +238,11 @@ void test_misuse() {
   df2_session *second = nullptr;
   CHECK_STATUS(df2_session_create(&second, pair.target, pair.drafter, nullptr), DF2_EINVAL);
   CHECK(second == nullptr);
+  // nor through another target on the same context
+  df2_target *again = nullptr;
+  CHECK_STATUS(df2_target_attach(&again, df2_target_context(pair.target), nullptr), DF2_OK);
+  CHECK_STATUS(df2_session_create(&second, again, nullptr, nullptr), DF2_EINVAL);
+  df2_target_free(again);
   df2_drafter_options version = DF2_DRAFTER_OPTIONS_INIT;
   version.version = 1;
   df2_drafter *drafter = nullptr;
@@ -256,6 +261,11 @@ void test_misuse() {
   } newer = {DF2_SESSION_OPTIONS_INIT, 1};
   newer.options.struct_size = sizeof(newer);
   CHECK_STATUS(df2_session_create(&second, pair.target, pair.drafter, &newer.options), DF2_EINVAL);
+  int32_t n_ids = 0;
+  CHECK_STATUS(df2_target_tokenize(pair.target, "abc", 3, true, true, tokens, 0, &n_ids), DF2_OK);
+  CHECK(n_ids > 0);
+  // no token of the tiny vocabulary stands for this character, and llama.cpp would end the process
+  CHECK_STATUS(df2_target_tokenize(pair.target, "\xc3\xa9", 2, true, true, tokens, 4, &n_ids), DF2_EINVAL);
   // after all that the session still works
   CHECK(generate(pair.session, 6).size() == 6);
 }
