@@ -6,9 +6,10 @@ namespace df2 {
 
 namespace {
 
-// The length of the first drafts: long enough to learn a slope from, short enough to be cheap if drafting does not pay.
-constexpr int32_t kProbe = 2;
-// Samples of a length before its cost is trusted; the first one also pays for building graphs.
+// The length of the first drafts: the cheapest one there is, and enough to learn a slope from.
+constexpr int32_t kProbe = 1;
+// Samples of plain decoding before anything is compared with it. One probe is enough to compare: at worst it includes
+// building a graph, which the next one puts right.
 constexpr int32_t kTrusted = 2;
 // Plain cycles are cheap to try and anchor the comparison, which drifts as the context grows.
 constexpr int64_t kPlainInterval = 64;
@@ -125,7 +126,7 @@ bool DraftLength::explore(int32_t current, int32_t *length) {
     *length = 0;
     return true;
   }
-  if (verify_[static_cast<size_t>(probe)].n_seen < kTrusted) {
+  if (verify_[static_cast<size_t>(probe)].n_seen == 0) {
     *length = probe;
     return true;
   }

@@ -78,18 +78,18 @@ class Meter:
 
     def watch(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """Hands the chunks of one stream on."""
-        last = None
+        resumed = None
         for chunk in chunks:
-            now = time.perf_counter()
-            if last is not None:
-                self._elapsed_s += now - last
+            # The first token is read off the prompt's last logits: no cycle of its own.
+            if resumed is not None:
+                self._elapsed_s += time.perf_counter() - resumed
                 self._n_timed += len(chunk.tokens)
                 self._n_cycles += 1
                 self._n_accepted += chunk.n_accepted
-            # The first token is read off the prompt's last logits: no cycle of its own.
-            last = now
             self.tokens.extend(chunk.tokens)
             yield chunk
+            # What the caller did meanwhile, such as writing to a terminal, is not decoding.
+            resumed = time.perf_counter()
 
     def add(self, other: Meter) -> None:
         """Counts another meter's streams too."""
