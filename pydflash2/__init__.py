@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from pydflash2._bundle import demo_pair
     from pydflash2._generation import Chunk, Piece
+    from pydflash2._kernels import KernelInfo, enable_kernels
     from pydflash2._llama import Completion, Llama, attach, load
     from pydflash2._options import GenerateOptions
     from pydflash2._session import Draft, Drafter, DrafterInfo, Session, Stats, Step, Target
@@ -40,6 +41,7 @@ _HOMES = {
     "pydflash2._llama": ("Completion", "Llama", "attach", "load"),
     "pydflash2._bundle": ("demo_pair",),
     "pydflash2._generation": ("Chunk", "Piece"),
+    "pydflash2._kernels": ("KernelInfo", "enable_kernels"),
     "pydflash2._options": ("GenerateOptions",),
     "pydflash2._session": (
         "Draft",
@@ -77,6 +79,7 @@ __all__ = [
     "DrafterInfo",
     "GenerateOptions",
     "InvalidArgumentError",
+    "KernelInfo",
     "Llama",
     "MismatchError",
     "ModelFileError",
@@ -93,6 +96,7 @@ __all__ = [
     "__version__",
     "attach",
     "demo_pair",
+    "enable_kernels",
     "load",
 ]
 

@@ -41,6 +41,33 @@ typedef void (*df2_log_callback)(int32_t level, const char *message, void *paylo
 
 void df2_log_set(df2_log_callback callback, void *payload);
 
+typedef enum df2_kernels {
+  DF2_KERNELS_DEFAULT = 0,
+  DF2_KERNELS_OFF = 1
+} df2_kernels;
+
+typedef enum df2_kernels_state {
+  DF2_KERNELS_UNKNOWN = 0,
+  DF2_KERNELS_ACTIVE = 1,
+  DF2_KERNELS_LATE = 2,
+  DF2_KERNELS_DISABLED = 3,
+  DF2_KERNELS_UNSUPPORTED = 4,
+  DF2_KERNELS_FAILED = 5
+} df2_kernels_state;
+
+int32_t df2_kernels_enable(void);
+
+typedef struct df2_kernels_info {
+  uint32_t struct_size;
+  int32_t state;
+  const char *isa;
+  const char *note;
+  uint64_t packed_bytes;
+  uint64_t copied_bytes;
+} df2_kernels_info;
+
+int32_t df2_kernels_info_get(df2_kernels_info *info);
+
 int32_t df2_taps_create(df2_taps **out);
 void df2_taps_free(df2_taps *taps);
 
@@ -51,6 +78,7 @@ typedef struct df2_target_options {
   int32_t n_ctx;
   int32_t n_batch;
   int32_t n_threads;
+  int32_t kernels;
 } df2_target_options;
 
 int32_t df2_target_options_init(df2_target_options *options, size_t size);
@@ -69,6 +97,7 @@ void df2_target_free(df2_target *target);
 typedef struct df2_drafter_options {
   uint32_t struct_size;
   int32_t version;
+  int32_t kernels;
 } df2_drafter_options;
 
 int32_t df2_drafter_options_init(df2_drafter_options *options, size_t size);
@@ -92,6 +121,7 @@ typedef struct df2_drafter_info {
   int32_t mask_token;
   int32_t is_causal;
   uint64_t weights_bytes;
+  uint64_t packed_bytes;
 } df2_drafter_info;
 
 int32_t df2_drafter_load(df2_drafter **out, const char *path, const df2_drafter_options *options);
@@ -171,6 +201,9 @@ typedef struct df2_stats {
   uint64_t drafter_cache_bytes;
   uint64_t drafter_compute_bytes;
   uint64_t drafter_weights_bytes;
+  uint64_t drafter_packed_bytes;
+  uint64_t target_packed_bytes;
+  uint64_t target_copied_bytes;
 } df2_stats;
 
 int32_t df2_session_stats_get(const df2_session *session, df2_stats *stats);

@@ -107,6 +107,9 @@ def library() -> Any:
         ) from error
     _check_abi(lib, path)
     lib.df2_log_set(_forward_log, ffi.NULL)
+    # Before anything can load a model. Should the environment ask for the impossible, loading one
+    # says so.
+    lib.df2_kernels_enable()
     return lib
 
 

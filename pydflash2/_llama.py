@@ -313,6 +313,7 @@ def load(
     window: int | None = None,
     cache_type: CacheType = "f16",
     version: int | None = None,
+    kernels: bool = True,
     verbose: bool = False,
 ) -> Llama:
     """Loads a target and, unless drafter is None, a drafter for it.
@@ -326,6 +327,7 @@ def load(
     window      most context tokens a full-attention drafter layer attends to; None: 2048
     cache_type  of the drafter's K/V cache: "f16" or "f32"
     version     require a drafter of DFlash 1 or 2
+    kernels     False: compute matrix products with llama.cpp's own kernels
     verbose     let llama.cpp log to stderr; this setting is the process's
 
     Raises ModelFileError, ModelFormatError (MismatchError: the two do not belong together),
@@ -334,9 +336,9 @@ def load(
     set_log(verbose=verbose)
     with contextlib.ExitStack() as undo:
         # The drafter first: it is the smaller file, and as likely to be the wrong one.
-        shared = _take_drafter(drafter, version, undo)
+        shared = _take_drafter(drafter, version, kernels, undo)
         opened = undo.enter_context(
-            Target(target, n_ctx=n_ctx, n_batch=n_batch, n_threads=n_threads)
+            Target(target, n_ctx=n_ctx, n_batch=n_batch, n_threads=n_threads, kernels=kernels)
         )
         made = Llama(opened, shared, n_draft=n_draft, window=window, cache_type=cache_type)
         made._cleanup.push(undo.pop_all())
@@ -351,9 +353,10 @@ def attach(
     window: int | None = None,
     cache_type: CacheType = "f16",
     version: int | None = None,
+    kernels: bool = True,
 ) -> Llama:
     """Drafts for a model that llama-cpp-python has loaded, without loading it again. Options as in
-    load().
+    load(), but kernels is only about the drafter: see enable_kernels() for llama's own products.
 
     llama's context is borrowed: do not use or close llama before the result is closed. Its sequence
     is dropped, then and now. Hidden states are read as llama.cpp's layer inputs, which only some
@@ -365,7 +368,7 @@ def attach(
     if llama.ctx is None:
         raise InvalidArgumentError("the llama_cpp.Llama is closed")
     with contextlib.ExitStack() as undo:
-        shared = _take_drafter(drafter, version, undo)
+        shared = _take_drafter(drafter, version, kernels, undo)
         # llama-cpp-python remembers which tokens its context holds; what it remembers is about to
         # be wrong.
         llama.reset()  # type: ignore[no-untyped-call]
@@ -379,6 +382,7 @@ def attach(
 def _take_drafter(
     drafter: str | os.PathLike[str] | Drafter | None,
     version: int | None,
+    kernels: bool,
     undo: contextlib.ExitStack,
 ) -> Drafter | None:
     """The drafter asked for; one loaded here is closed with undo."""
@@ -387,7 +391,7 @@ def _take_drafter(
             raise InvalidArgumentError("version is about the drafter, and there is none")
         return None
     if not isinstance(drafter, Drafter):
-        return undo.enter_context(Drafter(drafter, version=version))
+        return undo.enter_context(Drafter(drafter, version=version, kernels=kernels))
     if version not in (None, drafter.info.version):
         raise InvalidArgumentError(f"the drafter is DFlash {drafter.info.version}, not {version}")
     return drafter

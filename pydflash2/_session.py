@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pydflash2._ffi import address, check, ffi, library
+from pydflash2._kernels import kernels_option
 from pydflash2._llama_cpp import Sampler, Vocab, context_length, quiet_log_by_default
 from pydflash2._options import require_int
 from pydflash2.errors import InvalidArgumentError
@@ -72,6 +73,7 @@ class Target(_Handle):
     n_ctx      context length in tokens
     n_batch    most tokens decoded at once in a prefill
     n_threads  None: one per physical core the process may use
+    kernels    False: compute matrix products with llama.cpp's own kernels
 
     Raises ModelFileError, ModelFormatError, UnsupportedError, OutOfMemoryError,
     InvalidArgumentError.
@@ -84,6 +86,7 @@ class Target(_Handle):
         n_ctx: int = 4096,
         n_batch: int = 512,
         n_threads: int | None = None,
+        kernels: bool = True,
     ) -> None:
         require_int("n_ctx", n_ctx, 1, None)
         require_int("n_batch", n_batch, 1, None)
@@ -92,6 +95,7 @@ class Target(_Handle):
         quiet_log_by_default()
         options = _options("df2_target_options")
         options.n_ctx, options.n_batch, options.n_threads = n_ctx, n_batch, n_threads or 0
+        options.kernels = kernels_option(kernels)
         out = ffi.new("df2_target **")
         check(library().df2_target_open(out, _encode_path(path), options))
         self.n_batch = n_batch
@@ -166,21 +170,25 @@ class DrafterInfo:
     mask_token: int
     is_causal: bool
     weights_bytes: int  # memory-mapped
+    packed_bytes: int  # packed for the kernels; their part of the file is not kept in memory
 
 
 class Drafter(_Handle):
     """A drafter file. Immutable: may be shared by sessions on any threads, and closed before them.
 
-    version: require DFlash 1 or 2; None takes either.
+    version: require DFlash 1 or 2; None takes either. kernels: as Target's.
     Raises ModelFileError, ModelFormatError, UnsupportedError, OutOfMemoryError,
     InvalidArgumentError.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, version: int | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, version: int | None = None, kernels: bool = True
+    ) -> None:
         if version not in (None, 1, 2):
             raise InvalidArgumentError(f"version must be 1, 2 or None, not {version!r}")
         options = _options("df2_drafter_options")
         options.version = version or 0
+        options.kernels = kernels_option(kernels)
         out = ffi.new("df2_drafter **")
         check(library().df2_drafter_load(out, _encode_path(path), options))
         self._own("df2_drafter_free", out[0])
@@ -250,6 +258,9 @@ class Stats:
     drafter_cache_bytes: int
     drafter_compute_bytes: int
     drafter_weights_bytes: int  # memory-mapped
+    drafter_packed_bytes: int  # weights packed for the kernels
+    target_packed_bytes: int
+    target_copied_bytes: int  # of those, a second copy of embeddings that are also the head
 
     @property
     def acceptance_length(self) -> float:

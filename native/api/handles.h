@@ -18,6 +18,8 @@ struct df2_drafter {
 
 struct df2_session {
   std::unique_ptr<df2::Session> session;
+  df2::PackedBytes target_packed;
+  uint64_t drafter_packed = 0;
   // the last draft, unpacked for df2_draft
   std::vector<int32_t> tokens;
   std::vector<int32_t> candidates;

@@ -3,9 +3,19 @@
 
 #include "api/guard.h"
 #include "api/handles.h"
+#include "llama/kernels.h"
 
 using df2::guard;
 using df2::require;
+
+namespace {
+
+bool wants_kernels(int32_t kernels) {
+  require(kernels == DF2_KERNELS_DEFAULT || kernels == DF2_KERNELS_OFF, "options.kernels is not a df2_kernels");
+  return kernels == DF2_KERNELS_DEFAULT;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -32,7 +42,8 @@ int32_t df2_target_open(df2_target **out, const char *path, const df2_target_opt
     require(path != nullptr && *path != '\0', "path is NULL or empty");
     const df2_target_options given = df2::read_options(options, df2_target_options DF2_TARGET_OPTIONS_INIT);
     auto handle = std::make_unique<df2_target>();
-    handle->target = df2::Target::open(path, {given.n_ctx, given.n_batch, given.n_threads});
+    handle->target =
+        df2::Target::open(path, {given.n_ctx, given.n_batch, given.n_threads, wants_kernels(given.kernels)});
     *out = handle.release();
   });
 }
@@ -78,8 +89,13 @@ int32_t df2_drafter_load(df2_drafter **out, const char *path, const df2_drafter_
     require(path != nullptr && *path != '\0', "path is NULL or empty");
     const df2_drafter_options given = df2::read_options(options, df2_drafter_options DF2_DRAFTER_OPTIONS_INIT);
     require(given.version >= 0 && given.version <= 2, "options.version must be 0 (any), 1 or 2");
+    ggml_backend_buffer_type_t packed = nullptr;
+    if (wants_kernels(given.kernels)) {
+      df2::enable_kernels();
+      packed = df2::drafter_buffer_type();
+    }
     auto handle = std::make_unique<df2_drafter>();
-    handle->drafter = std::make_shared<const df2::Drafter>(path);
+    handle->drafter = std::make_shared<const df2::Drafter>(path, packed);
     const int32_t version = handle->drafter->params().version;
     if (given.version != 0 && given.version != version) {
       throw df2::Error(DF2_EMISMATCH, df2::format("'%s' is a DFlash %d drafter, and DFlash %d was asked for", path,
@@ -111,6 +127,7 @@ int32_t df2_drafter_info_get(const df2_drafter *drafter, df2_drafter_info *info)
     found.mask_token = params.mask_token;
     found.is_causal = params.is_causal ? 1 : 0;
     found.weights_bytes = drafter->drafter->weights_bytes();
+    found.packed_bytes = drafter->drafter->packed_bytes();
     df2::write_result(info, found);
   });
 }

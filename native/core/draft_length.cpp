@@ -8,14 +8,19 @@ namespace {
 
 // The length of the first drafts: the cheapest one there is, and enough to learn a slope from.
 constexpr int32_t kProbe = 1;
-// Samples of plain decoding before anything is compared with it. One probe is enough to compare: at worst it includes
-// building a graph, which the next one puts right.
+// Samples of plain decoding before anything is compared with it.
 constexpr int32_t kTrusted = 2;
+// The first probes include building the drafter's graphs: where verifying alone would pay, that many are made before
+// drafting is judged too slow.
+constexpr int32_t kFirstProbes = 4;
 // Plain cycles are cheap to try and anchor the comparison, which drifts as the context grows.
 constexpr int64_t kPlainInterval = 64;
-// A probe while not drafting costs about one token; these intervals keep that near 1 to 2 percent.
-constexpr int64_t kFirstProbeInterval = 64;
+// While not drafting, probes may cost this share of the time, and come at least this rarely or often.
+constexpr double kProbeBudget = 0.012;
+constexpr int64_t kMinProbeInterval = 8;
 constexpr int64_t kMaxProbeInterval = 256;
+// Probes that keep losing come up to this many times rarer.
+constexpr int64_t kMaxPatience = 4;
 // Trying a longer draft than the best one costs little when drafting pays.
 constexpr int64_t kLongerInterval = 16;
 // Acceptance follows the text: a count's weight halves in about 23 cycles.
@@ -45,8 +50,7 @@ DraftLength::DraftLength(int32_t max)
       draft_(static_cast<size_t>(max) + 1),
       verify_(static_cast<size_t>(max) + 1),
       accepted_(static_cast<size_t>(max), kPriorAccepted),
-      reached_(static_cast<size_t>(max), kPriorReached),
-      probe_interval_(kFirstProbeInterval) {}
+      reached_(static_cast<size_t>(max), kPriorReached) {}
 
 // Measured, or on the line through the nearest measured lengths: a verify costs a fixed part plus a part per token.
 double DraftLength::verify_cost(int32_t n_draft) const {
@@ -119,6 +123,18 @@ int32_t DraftLength::best() const {
   return best;
 }
 
+// Whether drafts of this length would pay if drafting itself cost nothing.
+bool DraftLength::may_pay(int32_t n_draft) const {
+  return expected_tokens(n_draft) * verify_cost(0) > kMargin * verify_cost(n_draft);
+}
+
+// Cycles between probes while not drafting: what a probe loses, in plain cycles, over the budget.
+int64_t DraftLength::probe_interval(int32_t probe) const {
+  const double loss = (draft_cost(probe) + verify_cost(probe)) / verify_cost(0) - expected_tokens(probe);
+  const auto interval = static_cast<int64_t>(std::max(0.0, loss) / kProbeBudget);
+  return std::clamp(interval * patience_, kMinProbeInterval, kMaxProbeInterval);
+}
+
 // Whether the next cycle should measure instead of exploit, and with which length.
 bool DraftLength::explore(int32_t current, int32_t *length) {
   const int32_t probe = std::min(kProbe, max_);
@@ -126,7 +142,8 @@ bool DraftLength::explore(int32_t current, int32_t *length) {
     *length = 0;
     return true;
   }
-  if (verify_[static_cast<size_t>(probe)].n_seen == 0) {
+  const int32_t n_probed = verify_[static_cast<size_t>(probe)].n_seen;
+  if (n_probed == 0 || (current == 0 && n_probed < kFirstProbes && may_pay(probe))) {
     *length = probe;
     return true;
   }
@@ -134,9 +151,8 @@ bool DraftLength::explore(int32_t current, int32_t *length) {
     *length = 0;
     return true;
   }
-  if (current == 0 && cycle_ - last_probe_ >= probe_interval_) {
-    // drafting lost against plain decoding again: ask less often
-    probe_interval_ = std::min(2 * probe_interval_, kMaxProbeInterval);
+  if (current == 0 && cycle_ - last_probe_ >= probe_interval(probe)) {
+    patience_ = std::min(2 * patience_, kMaxPatience);
     *length = probe;
     return true;
   }
@@ -151,7 +167,7 @@ int32_t DraftLength::choose() {
   ++cycle_;
   const int32_t current = best();
   if (current > 0) {
-    probe_interval_ = kFirstProbeInterval;
+    patience_ = 1;
   }
   int32_t length = current;
   explore(current, &length);

@@ -34,6 +34,8 @@ class DraftLength {
   double draft_cost(int32_t n_draft) const;
   double expected_tokens(int32_t n_draft) const;
   int32_t best() const;
+  bool may_pay(int32_t n_draft) const;
+  int64_t probe_interval(int32_t probe) const;
   bool explore(int32_t current, int32_t *length);
 
   int32_t max_;
@@ -44,7 +46,7 @@ class DraftLength {
   int64_t cycle_ = 0;
   int64_t last_plain_ = 0;
   int64_t last_probe_ = 0;
-  int64_t probe_interval_;
+  int64_t patience_ = 1;
 };
 
 }  // namespace df2

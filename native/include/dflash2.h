@@ -96,6 +96,49 @@ typedef void (*df2_log_callback)(int32_t level, const char *message, void *paylo
 DF2_API void df2_log_set(df2_log_callback callback, void *payload);
 
 /* ---------------------------------------------------------------------------------------------------------------
+ * Kernels: this library's matrix products inside llama.cpp's CPU back end
+ *
+ * Weights that a kernel exists for are packed while a model is loaded, and multiplied by this library in llama.cpp's
+ * own threads; everything else is computed as ever. They serve every model the process loads with llama.cpp afterwards.
+ * Environment: DFLASH2_KERNELS=off leaves everything to llama.cpp. DF2_FORCE_ISA=<name> takes the kernels of one
+ * instruction set (avx512, avx2vnni, avx2, sme2, i8mm, dotprod, neon, ref) or fails.
+ * ------------------------------------------------------------------------------------------------------------ */
+
+typedef enum df2_kernels {
+  DF2_KERNELS_DEFAULT = 0, /* where they can be used */
+  DF2_KERNELS_OFF = 1      /* not for this model */
+} df2_kernels;
+
+typedef enum df2_kernels_state {
+  DF2_KERNELS_UNKNOWN = 0,     /* not asked for yet */
+  DF2_KERNELS_ACTIVE = 1,      /* in use for models loaded from now on */
+  DF2_KERNELS_LATE = 2,        /* in use for drafters only: llama.cpp had loaded a model before */
+  DF2_KERNELS_DISABLED = 3,    /* switched off by DFLASH2_KERNELS */
+  DF2_KERNELS_UNSUPPORTED = 4, /* none for this CPU */
+  DF2_KERNELS_FAILED = 5       /* they failed their self-test; llama.cpp's own are used */
+} df2_kernels_state;
+
+/* Tests the kernels and makes them known to llama.cpp, once per process; later calls do nothing. df2_target_open and
+ * df2_drafter_load do this too: to be called only by programs that load models with llama.cpp themselves, before the
+ * first one, and before other threads compute with llama.cpp. Kernels that cannot be used are no error: df2_log_set's
+ * callback and df2_kernels_info_get say why.
+ * Errors: DF2_EINVAL (an environment variable has an unknown value), DF2_EUNSUPPORTED (DF2_FORCE_ISA asks for what this
+ * CPU does not have). Nothing changed then. Any thread. */
+DF2_API int32_t df2_kernels_enable(void);
+
+typedef struct df2_kernels_info {
+  uint32_t struct_size;
+  int32_t state;         /* df2_kernels_state */
+  const char *isa;       /* instruction set in use, "" if none. Static storage, as the next */
+  const char *note;      /* why kernels are not in use, or only for drafters; "" if they are */
+  uint64_t packed_bytes; /* weights packed in this process: of all models in memory */
+  uint64_t copied_bytes; /* how much of that is a second copy, of embeddings that are also the head */
+} df2_kernels_info;
+
+/* Fills in *info; info->struct_size must be set (DF2_EINVAL otherwise). Any thread. */
+DF2_API int32_t df2_kernels_info_get(df2_kernels_info *info);
+
+/* ---------------------------------------------------------------------------------------------------------------
  * Taps: how the target's hidden states are read
  * ------------------------------------------------------------------------------------------------------------ */
 
@@ -118,9 +161,10 @@ typedef struct df2_target_options {
   int32_t n_ctx;     /* context length in tokens; 0: the model's trained length, at most 4096 */
   int32_t n_batch;   /* most tokens per prefill decode; 0: 512 */
   int32_t n_threads; /* 0: one per physical core the process may use */
+  int32_t kernels;   /* df2_kernels */
 } df2_target_options;
 
-#define DF2_TARGET_OPTIONS_INIT {sizeof(df2_target_options), 0, 0, 0}
+#define DF2_TARGET_OPTIONS_INIT {sizeof(df2_target_options), 0, 0, 0, DF2_KERNELS_DEFAULT}
 
 /* Fills in the defaults. `size` is sizeof(df2_target_options) as the caller knows it. DF2_EINVAL for a size this
  * library does not know. */
@@ -159,9 +203,10 @@ DF2_API void df2_target_free(df2_target *target);
 typedef struct df2_drafter_options {
   uint32_t struct_size;
   int32_t version; /* require DFlash 1 or DFlash 2; 0: take either */
+  int32_t kernels; /* df2_kernels */
 } df2_drafter_options;
 
-#define DF2_DRAFTER_OPTIONS_INIT {sizeof(df2_drafter_options), 0}
+#define DF2_DRAFTER_OPTIONS_INIT {sizeof(df2_drafter_options), 0, DF2_KERNELS_DEFAULT}
 
 DF2_API int32_t df2_drafter_options_init(df2_drafter_options *options, size_t size);
 
@@ -184,6 +229,7 @@ typedef struct df2_drafter_info {
   int32_t mask_token;               /* token id */
   int32_t is_causal;                /* whether block positions attend only to earlier ones */
   uint64_t weights_bytes;           /* tensor data in the file, memory-mapped */
+  uint64_t packed_bytes;            /* weights packed for the kernels; their part of the file is not kept in memory */
 } df2_drafter_info;
 
 /* Loads a GGUF of architecture `dflash`, written by `pydflash2 convert` or by llama.cpp's own converter. The weights
@@ -307,6 +353,9 @@ typedef struct df2_stats {
   uint64_t drafter_cache_bytes;
   uint64_t drafter_compute_bytes;
   uint64_t drafter_weights_bytes; /* memory-mapped */
+  uint64_t drafter_packed_bytes;  /* weights packed for the kernels */
+  uint64_t target_packed_bytes;   /* the same of the target, all that its graph uses */
+  uint64_t target_copied_bytes;   /* how much of that is a second copy, of embeddings that are also the head */
 } df2_stats;
 
 /* Fills in *stats since creation or the last reset; stats->struct_size must be set (DF2_EINVAL otherwise).

@@ -10,6 +10,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "llama.h"
+#include "llama/kernels.h"
 #include "llama/load_guard.h"
 #include "model/gguf_file.h"
 
@@ -69,6 +70,17 @@ void check_target_file(const std::string &path) {
   }
 }
 
+// Also for a model without kernels: the first one a process loads decides whether later ones can have them.
+void prepare_kernels(bool is_wanted) {
+  try {
+    enable_kernels();
+  } catch (const Error &) {
+    if (is_wanted) {
+      throw;
+    }
+  }
+}
+
 void fill_batch(llama_batch *batch, const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits) {
   batch->n_tokens = n_tokens;
   for (int32_t i = 0; i < n_tokens; ++i) {
@@ -89,6 +101,21 @@ std::unique_ptr<Target> Target::open(const std::string &path, const TargetOption
   }
   check_target_file(path);
   llama_backend_init();
+  prepare_kernels(options.kernels);
+  std::unique_ptr<Target> target = load(path, options);
+  if (target == nullptr || !target->can_use_packed()) {
+    log_line(DF2_LOG_WARN, format("'%s' uses its weights in a way the matrix kernels do not know; llama.cpp's own are "
+                                  "used",
+                                  path.c_str()));
+    TargetOptions without_kernels = options;
+    without_kernels.kernels = false;
+    target.reset();
+    target = load(path, without_kernels);
+  }
+  return target;
+}
+
+std::unique_ptr<Target> Target::load(const std::string &path, const TargetOptions &options) {
   std::unique_ptr<Target> target(new Target());
   target->own_taps_ = std::make_unique<df2_taps>();
   target->owns_context_ = true;
@@ -100,7 +127,11 @@ std::unique_ptr<Target> Target::open(const std::string &path, const TargetOption
   llama_model_params model_params = llama_model_default_params();
   model_params.n_gpu_layers = 0;  // the drafter computes with the head and embeddings on the CPU
   try {
+    const StockWeights stock(!options.kernels);
+    const PackedCount packed;
     target->model_ = llama_model_load_from_file(path.c_str(), model_params);
+    target->packed_ = packed.bytes();
+    target->knows_packed_ = true;
   } catch (const std::exception &) {
     target->model_ = nullptr;  // an abort that llama.cpp's own handlers did not meet
   }
@@ -122,6 +153,9 @@ std::unique_ptr<Target> Target::open(const std::string &path, const TargetOption
     target->context_ = llama_init_from_model(target->model_, params);
   } catch (const std::exception &) {
     target->context_ = nullptr;
+  }
+  if (target->context_ == nullptr && target->packed_.packed > 0 && !guard.message().empty()) {
+    return nullptr;  // ggml may have found no way to compute with packed weights
   }
   if (target->context_ == nullptr) {
     fail(DF2_ENOMEM, format("create a context of %u tokens for", params.n_ctx).c_str());

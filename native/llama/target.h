@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dflash2.h"
+#include "llama/packed_bytes.h"
 #include "llama/taps.h"
 #include "model/drafter_graph.h"
 
@@ -23,6 +24,7 @@ struct TargetOptions {
   int32_t n_ctx;
   int32_t n_batch;
   int32_t n_threads;
+  bool kernels;  // where they can be used
 };
 
 class Target {
@@ -57,6 +59,9 @@ class Target {
   // Embeddings and head, for use in other graphs. Throws DF2_EUNSUPPORTED if they cannot be shared.
   SharedWeights shared_weights();
 
+  // Of the weights its graph computes with. Throws DF2_EUNSUPPORTED if it uses them in a way that ends the process.
+  PackedBytes packed_weights();
+
   // From now on, decodes read these layers (as layer inputs). Throws DF2_EUNSUPPORTED if this architecture, or this
   // context, does not show them. Empty: stop.
   void select_taps(const std::vector<int32_t> &layers);
@@ -82,6 +87,9 @@ class Target {
 
  private:
   Target() = default;
+  // Null: ggml gave up on packed weights.
+  static std::unique_ptr<Target> load(const std::string &path, const TargetOptions &options);
+  bool can_use_packed();
   void decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits);
   void read_layer_inputs(float *features, int32_t n_tokens);
 
@@ -90,6 +98,8 @@ class Target {
   llama_context *context_ = nullptr;
   ggml_threadpool *threadpool_ = nullptr;
   bool owns_context_ = false;
+  bool knows_packed_ = false;
+  PackedBytes packed_;
   std::unique_ptr<df2_taps> own_taps_;
   df2_taps *taps_ = nullptr;
   std::vector<int32_t> tap_layers_;

@@ -1,11 +1,13 @@
 // What the target's compute graph tells about it: where its head, its embeddings and its layer outputs are.
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "common/error.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "llama.h"
+#include "llama/kernel_buffer.h"
 #include "llama/llama_internals.h"
 #include "llama/target.h"
 
@@ -96,6 +98,33 @@ SharedWeights Target::shared_weights() {
                 "the target's head or embeddings are not in CPU memory; load it with n_gpu_layers = 0");
   }
   return shared;
+}
+
+bool Target::can_use_packed() {
+  return packed_.packed == 0 || can_compute_packed(probe_graph(context_));
+}
+
+PackedBytes Target::packed_weights() {
+  if (!knows_packed_) {
+    ggml_cgraph *graph = probe_graph(context_);
+    if (!can_compute_packed(graph)) {
+      throw Error(DF2_EUNSUPPORTED,
+                  format("architecture '%s' uses its weights in a way the matrix kernels do not know; set "
+                         "DFLASH2_KERNELS=off",
+                         architecture().c_str()));
+    }
+    std::set<ggml_backend_buffer_t> buffers;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+      const ggml_tensor *weights = ggml_graph_node(graph, i)->src[0];
+      if (weights != nullptr && buffers.insert(weights->buffer).second) {
+        const PackedBytes found = packed_bytes(weights->buffer);
+        packed_.packed += found.packed;
+        packed_.copied += found.copied;
+      }
+    }
+    knows_packed_ = true;
+  }
+  return packed_;
 }
 
 void Target::select_taps(const std::vector<int32_t> &layers) {

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "common/error.h"
 #include "ggml-cpu.h"
@@ -11,11 +12,33 @@ namespace df2 {
 
 namespace {
 
-// Creates ggml tensors over the mapped file, checking each against the shape the parameters imply.
+// What a matrix is for: only products can read packed ones.
+enum Use { kProduct, kLookUp };
+
+// Whether weights of this type and shape can be multiplied when they are in a buffer of the type given.
+bool can_multiply_in(ggml_backend_buffer_type_t buffer_type, const TensorInfo &info) {
+  const ggml_init_params init = {/*.mem_size =*/3 * ggml_tensor_overhead(), /*.mem_buffer =*/nullptr,
+                                 /*.no_alloc =*/true};
+  const ggml_context_ptr context(ggml_init(init));
+  const ggml_backend_buffer_ptr nothing(ggml_backend_buft_alloc_buffer(buffer_type, 0));
+  if (context == nullptr || nothing == nullptr) {
+    throw Error(DF2_ENOMEM, "out of memory while loading the drafter");
+  }
+  ggml_tensor *weights = ggml_new_tensor(context.get(), info.type, 2, info.ne);
+  weights->buffer = nothing.get();
+  ggml_tensor *product =
+      ggml_mul_mat(context.get(), weights, ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, info.ne[0], 1));
+  return ggml_backend_dev_supports_op(ggml_backend_buft_get_device(buffer_type), product);
+}
+
+// Creates ggml tensors over the mapped file, checking each against the shape the parameters imply. Matrices that can be
+// packed get memory of their own.
 class TensorLoader {
  public:
-  TensorLoader(const GgufFile &file, ggml_context *context, ggml_backend_buffer_t buffer)
-      : file_(file), context_(context), buffer_(buffer) {
+  // packed_type: null if nothing is to be packed.
+  TensorLoader(const GgufFile &file, ggml_context *context, ggml_backend_buffer_t buffer, ggml_context *packed_context,
+               ggml_backend_buffer_type_t packed_type)
+      : file_(file), context_(context), buffer_(buffer), packed_context_(packed_context), packed_type_(packed_type) {
     for (const TensorInfo &tensor : file.tensors()) {
       unused_[tensor.name] = &tensor;
     }
@@ -23,8 +46,8 @@ class TensorLoader {
 
   bool has(const std::string &name) const { return unused_.count(name) != 0; }
 
-  // A matrix for ggml_mul_mat or ggml_get_rows, of any type the CPU can compute with: [columns, rows].
-  ggml_tensor *matrix(const std::string &name, int64_t columns, int64_t rows) {
+  // A matrix of any type the CPU can compute with: [columns, rows].
+  ggml_tensor *matrix(const std::string &name, int64_t columns, int64_t rows, Use use = kProduct) {
     const TensorInfo &info = take(name);
     check_shape(info, columns, rows, 1);
     const ggml_type_traits *traits = ggml_get_type_traits(info.type);
@@ -34,7 +57,37 @@ class TensorLoader {
       fail(DF2_EUNSUPPORTED, format("tensor '%s' has type %s, which the CPU cannot multiply with", name.c_str(),
                                     ggml_type_name(info.type)));
     }
-    return create(info, 2);
+    ggml_tensor *packed = use == kProduct ? pack_later(info) : nullptr;
+    return packed != nullptr ? packed : create(info, 2);
+  }
+
+  // For products with a matrix that rows are also read from.
+  ggml_tensor *product_copy(ggml_tensor *matrix) {
+    for (const TensorInfo &info : file_.tensors()) {
+      if (info.name == matrix->name) {
+        ggml_tensor *packed = pack_later(info);
+        return packed != nullptr ? packed : matrix;
+      }
+    }
+    return matrix;
+  }
+
+  // Fills the matrices that are packed, and lets go of their part of the file unless it is looked up. Null: there are
+  // none.
+  ggml_backend_buffer_t pack(const MappedFile &map) {
+    if (to_pack_.empty()) {
+      return nullptr;
+    }
+    ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors_from_buft(packed_context_, packed_type_);
+    if (buffer == nullptr) {
+      fail(DF2_ENOMEM, "out of memory for packed weights; load the drafter with kernels off");
+    }
+    ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    for (const auto &[tensor, info] : to_pack_) {
+      ggml_backend_tensor_set(tensor, info->data, 0, info->size_bytes);
+      map.forget(info->data, info->size_bytes);
+    }
+    return buffer;
   }
 
   ggml_tensor *vector(const std::string &name, int64_t length) {
@@ -104,12 +157,27 @@ class TensorLoader {
     }
   }
 
-  ggml_tensor *create(const TensorInfo &info, int n_dims) {
-    ggml_tensor *tensor = ggml_new_tensor(context_, info.type, n_dims, info.ne);
+  ggml_tensor *create_in(ggml_context *context, const TensorInfo &info, int n_dims) {
+    ggml_tensor *tensor = ggml_new_tensor(context, info.type, n_dims, info.ne);
     ggml_set_name(tensor, info.name.c_str());
     if (ggml_nbytes(tensor) != info.size_bytes) {
       fail(DF2_EFORMAT, format("tensor '%s' has an unexpected size", info.name.c_str()));
     }
+    return tensor;
+  }
+
+  // Null if it cannot be packed.
+  ggml_tensor *pack_later(const TensorInfo &info) {
+    if (packed_type_ == nullptr || !can_multiply_in(packed_type_, info)) {
+      return nullptr;
+    }
+    ggml_tensor *tensor = create_in(packed_context_, info, 2);
+    to_pack_.emplace_back(tensor, &info);
+    return tensor;
+  }
+
+  ggml_tensor *create(const TensorInfo &info, int n_dims) {
+    ggml_tensor *tensor = create_in(context_, info, n_dims);
     if (ggml_backend_tensor_alloc(buffer_, tensor, const_cast<uint8_t *>(info.data)) != GGML_STATUS_SUCCESS) {
       fail(DF2_EBACKEND, format("tensor '%s' cannot be placed in memory", info.name.c_str()));
     }
@@ -119,7 +187,10 @@ class TensorLoader {
   const GgufFile &file_;
   ggml_context *context_;
   ggml_backend_buffer_t buffer_;
+  ggml_context *packed_context_;
+  ggml_backend_buffer_type_t packed_type_;
   std::map<std::string, const TensorInfo *> unused_;
+  std::vector<std::pair<ggml_tensor *, const TensorInfo *>> to_pack_;
 };
 
 DrafterLayer load_layer(TensorLoader &loader, const DrafterParams &params, int32_t index) {
@@ -160,7 +231,7 @@ DrafterLayer load_layer(TensorLoader &loader, const DrafterParams &params, int32
 // The drafter's own embeddings and head, where it has them. Sets params->n_vocab_draft.
 void load_vocabulary(TensorLoader &loader, DrafterParams *params, DrafterWeights *weights) {
   if (loader.has("token_embd.weight")) {
-    weights->token_embd = loader.matrix("token_embd.weight", params->n_embd, params->n_vocab);
+    weights->token_embd = loader.matrix("token_embd.weight", params->n_embd, params->n_vocab, kLookUp);
   }
   if (loader.has("output.weight")) {
     const int64_t rows = loader.rows_of("output.weight");
@@ -170,7 +241,7 @@ void load_vocabulary(TensorLoader &loader, DrafterParams *params, DrafterWeights
     }
     weights->output = loader.matrix("output.weight", params->n_embd, rows);
   } else if (weights->token_embd != nullptr) {
-    weights->output = weights->token_embd;
+    weights->output = loader.product_copy(weights->token_embd);
   }
   params->n_vocab_draft = weights->output != nullptr ? static_cast<int32_t>(weights->output->ne[1]) : 0;
   if (loader.has("d2t")) {
@@ -202,8 +273,10 @@ DrafterWeights load_weights(TensorLoader &loader, DrafterParams *params) {
                   format("%d candidates cannot be chosen from a vocabulary of %d", params->selector_top_k, n_choices));
     }
     weights.selector_hidden = loader.matrix("selector_hidden.weight", n_embd, params->selector_rank);
-    weights.selector_predecessor = loader.matrix("selector_predecessor.weight", params->selector_rank, params->n_vocab);
-    weights.selector_successor = loader.matrix("selector_successor.weight", params->selector_rank, params->n_vocab);
+    weights.selector_predecessor =
+        loader.matrix("selector_predecessor.weight", params->selector_rank, params->n_vocab, kLookUp);
+    weights.selector_successor =
+        loader.matrix("selector_successor.weight", params->selector_rank, params->n_vocab, kLookUp);
   }
   for (int32_t i = 0; i < params->n_layer; ++i) {
     weights.layers.push_back(load_layer(loader, *params, i));
@@ -214,6 +287,10 @@ DrafterWeights load_weights(TensorLoader &loader, DrafterParams *params) {
 
 }  // namespace
 
+size_t Drafter::packed_bytes() const {
+  return packed_buffer_ != nullptr ? ggml_backend_buffer_get_size(packed_buffer_.get()) : 0;
+}
+
 uint32_t token_hash(const char *text, int32_t index) {
   const std::string empty = *text == '\0' ? format("[EMPTY_%d]", index) : std::string();
   uint32_t hash = 2166136261u;  // FNV-1a
@@ -223,7 +300,7 @@ uint32_t token_hash(const char *text, int32_t index) {
   return hash;
 }
 
-Drafter::Drafter(const std::string &path) : path_(path) {
+Drafter::Drafter(const std::string &path, ggml_backend_buffer_type_t packed_type) : path_(path) {
   const GgufFile file(path);
   params_ = read_drafter_params(file);
   map_ = file.map();
@@ -237,13 +314,15 @@ Drafter::Drafter(const std::string &path) : path_(path) {
   const ggml_init_params init = {/*.mem_size =*/ggml_tensor_overhead() * (file.tensors().size() + 1),
                                  /*.mem_buffer =*/nullptr, /*.no_alloc =*/true};
   context_.reset(ggml_init(init));
+  packed_context_.reset(ggml_init(init));
   buffer_.reset(ggml_backend_cpu_buffer_from_ptr(const_cast<uint8_t *>(map_->data()), map_->size()));
-  if (context_ == nullptr || buffer_ == nullptr) {
+  if (context_ == nullptr || packed_context_ == nullptr || buffer_ == nullptr) {
     throw Error(DF2_ENOMEM, "out of memory while loading the drafter");
   }
   ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-  TensorLoader loader(file, context_.get(), buffer_.get());
+  TensorLoader loader(file, context_.get(), buffer_.get(), packed_context_.get(), packed_type);
   weights_ = load_weights(loader, &params_);
+  packed_buffer_.reset(loader.pack(*map_));
   const std::vector<const char *> tokens = file.texts("tokenizer.ggml.tokens");
   for (size_t i = 0; i < tokens.size(); ++i) {
     token_hashes_.push_back(token_hash(tokens[i], static_cast<int32_t>(i)));

@@ -93,13 +93,15 @@ struct DrafterWeights {
 
 class Drafter {
  public:
-  // Throws Error: DF2_EIO, DF2_EFORMAT, DF2_EUNSUPPORTED.
-  explicit Drafter(const std::string &path);
+  // packed_type: of the CPU's, for matrices that are multiplied; null leaves them in the file's layout.
+  // Throws Error: DF2_EIO, DF2_EFORMAT, DF2_EUNSUPPORTED, DF2_ENOMEM.
+  Drafter(const std::string &path, ggml_backend_buffer_type_t packed_type);
 
   const DrafterParams &params() const { return params_; }
   const DrafterWeights &weights() const { return weights_; }
   const std::string &path() const { return path_; }
   size_t weights_bytes() const { return weights_bytes_; }
+  size_t packed_bytes() const;
 
   // A hash per tokenizer entry, to tell whether a target speaks the same tokens.
   const std::vector<uint32_t> &token_hashes() const { return token_hashes_; }
@@ -113,6 +115,8 @@ class Drafter {
   std::shared_ptr<const MappedFile> map_;
   ggml_context_ptr context_;
   ggml_backend_buffer_ptr buffer_;
+  ggml_context_ptr packed_context_;
+  ggml_backend_buffer_ptr packed_buffer_;
 };
 
 // The hash token_hashes() holds; index is the token id, because llama.cpp renames empty entries after it.

@@ -47,6 +47,8 @@ MappedFile::~MappedFile() {
   UnmapViewOfFile(data_);
 }
 
+void MappedFile::forget(const uint8_t * /*data*/, size_t /*n_bytes*/) const {}  // Windows trims working sets by itself
+
 #else
 
 MappedFile::MappedFile(const std::string &path) {
@@ -75,6 +77,15 @@ MappedFile::MappedFile(const std::string &path) {
 
 MappedFile::~MappedFile() {
   munmap(data_, size_);
+}
+
+void MappedFile::forget(const uint8_t *data, size_t n_bytes) const {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + n_bytes) / page * page;
+  if (begin < end) {
+    madvise(reinterpret_cast<void *>(begin), end - begin, MADV_DONTNEED);
+  }
 }
 
 #endif

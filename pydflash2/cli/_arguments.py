@@ -79,6 +79,12 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         default="f16",
         help="number format of the drafter's cache (f16)",
     )
+    group.add_argument(
+        "--no-kernels",
+        dest="kernels",
+        action="store_false",
+        help="compute matrix products with llama.cpp's own kernels",
+    )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -147,6 +153,7 @@ def open_llama(args: argparse.Namespace) -> Llama:
         n_draft=args.n_draft,
         window=args.window,
         cache_type=args.cache_type,
+        kernels=args.kernels,
         verbose=args.verbose,
     )
 

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         ("library", _library),
         ("one llama.cpp", _one_llama),
         ("processor", _processor),
+        ("kernels", _kernels),
         ("demo drafter", _drafter),
         ("demo target", _target),
         ("self-test", lambda: _self_test(verbose=args.verbose)),
@@ -110,6 +111,18 @@ def _processor() -> str:
     parts = [part.strip() for part in llama.system_info().split("|")]
     enabled = [part.removesuffix(" = 1") for part in parts if part.endswith(" = 1")]
     return " ".join(enabled).replace("CPU : ", "")
+
+
+def _kernels() -> str:
+    import pydflash2
+
+    found = pydflash2.enable_kernels()
+    if found.state == "failed":
+        raise BackendError(
+            f"the matrix kernels failed their self-test ({found.note}), so llama.cpp's own are in "
+            "use; please report this together with the lines above"
+        )
+    return found.isa if found.state == "active" else f"llama.cpp's own: {found.note}"
 
 
 def _drafter() -> str:

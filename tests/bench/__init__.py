@@ -4,6 +4,10 @@ One command, from the repository root::
 
     python -m tests.bench
 
-It never decides whether a change is good: it writes a JSON file and a table for people to read. See
+Two subcommands measure the matmul kernels alone, without any drafting: ``cost-curve``, the cost of
+decoding n tokens on models of many types, against llama.cpp's own kernels; and ``kernels``, single
+products against what the machine can do.
+
+It never decides whether a change is good: it writes JSON files and tables for people to read. See
 ``docs/performance.md`` for how to read them.
 """

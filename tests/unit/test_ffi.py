@@ -21,6 +21,9 @@ def test_declarations_are_those_of_the_header(root: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+ENUMS = ("df2_status", "df2_log_level", "df2_cache_type", "df2_kernels", "df2_kernels_state")
+
+
 def declared_structs() -> list[str]:
     """Typedefs of structs whose fields are known."""
     typedefs = _ffi.ffi.list_types()[0]
@@ -35,7 +38,7 @@ def layout_program() -> str:
         lines.append(f'printf("{struct} %zu\\n", sizeof({struct}));')
         for field, _ in _ffi.ffi.typeof(struct).fields:
             lines.append(f'printf("{struct}.{field} %zu\\n", offsetof({struct}, {field}));')
-    for enum in ("df2_status", "df2_log_level", "df2_cache_type"):
+    for enum in ENUMS:
         for name in _ffi.ffi.typeof(enum).relements:
             lines.append(f'printf("{name} %d\\n", (int){name});')
     for constant in ("DF2_MAX_DRAFT", "DF2_MAX_TAPS"):
@@ -52,7 +55,7 @@ def expected_layout(constants: dict[str, int]) -> list[str]:
         lines.append(f"{struct} {_ffi.ffi.sizeof(struct)}")
         for field, info in _ffi.ffi.typeof(struct).fields:
             lines.append(f"{struct}.{field} {info.offset}")
-    for enum in ("df2_status", "df2_log_level", "df2_cache_type"):
+    for enum in ENUMS:
         for name, value in _ffi.ffi.typeof(enum).relements.items():
             lines.append(f"{name} {value}")
     return lines + [f"{name} {value}" for name, value in constants.items()]

@@ -15,7 +15,7 @@ NATIVE = ROOT / "native"
 ALLOWED = {
     "api": {"common", "core", "llama", "model"},
     "core": {"common", "llama", "model", "ops"},
-    "llama": {"common", "model"},
+    "llama": {"common", "model", "ops"},
     "model": {"common", "ops"},
     "ops": set(),
     "common": set(),
