@@ -277,7 +277,7 @@ DF2_API void df2_session_free(df2_session *session);
 /* Chooses how tokens are picked: NULL (the default) takes the target's most probable token, the lowest id among
  * equals; otherwise any llama_sampler chain, borrowed until replaced or the session is freed. Drafted tokens are kept
  * while the chain, run on the target's logits, picks the same ones, so the output is distributed exactly as without
- * drafting, and the same for the same seed but for the rounding of wider batches. The chain sees (accepts) every token
+ * drafting, and the same for the same seed (docs/identity.md). The chain sees (accepts) every token
  * it picks. */
 DF2_API int32_t df2_session_set_sampler(df2_session *session, struct llama_sampler *sampler);
 

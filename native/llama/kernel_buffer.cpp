@@ -13,6 +13,7 @@
 
 #include "common/cpu_count.h"
 #include "ggml-cpu.h"
+#include "llama/kernel_rowwise.h"
 #include "llama/source_pages.h"
 
 #if defined(__linux__)
@@ -36,6 +37,40 @@ thread_local bool wants_stock = false;
 std::array<MatmulTraits, DF2_QMM_N_TYPES> &all_traits() {
   static auto *traits = new std::array<MatmulTraits, DF2_QMM_N_TYPES>();
   return *traits;
+}
+
+AttentionTraits &attention_traits() {
+  static auto *traits = new AttentionTraits();
+  return *traits;
+}
+
+RowwiseTraits &rowwise_traits() {
+  static auto *traits = new RowwiseTraits();
+  return *traits;
+}
+
+// Whether there are kernels at all. Before and without them, ggml computes everything.
+std::atomic<bool> computes_rowwise{false};
+
+// Buffers of models with kernels off. Every thread of every graph reads it, so a changed list replaces the old one,
+// which is never freed.
+using Buffers = std::vector<ggml_backend_buffer_t>;
+std::atomic<const Buffers *> stock_buffers{nullptr};
+std::mutex stock_buffers_mutex;
+
+bool is_stock(ggml_backend_buffer_t buffer) {
+  const Buffers *buffers = stock_buffers.load(std::memory_order_acquire);
+  return buffers != nullptr && std::find(buffers->begin(), buffers->end(), buffer) != buffers->end();
+}
+
+// Calls change(list) on a copy of the list.
+template <typename Change>
+void change_stock_buffers(const Change &change) {
+  const std::lock_guard<std::mutex> lock(stock_buffers_mutex);
+  const Buffers *current = stock_buffers.load(std::memory_order_relaxed);
+  auto next = current != nullptr ? std::make_unique<Buffers>(*current) : std::make_unique<Buffers>();
+  change(*next);
+  stock_buffers.store(next->empty() ? nullptr : next.release(), std::memory_order_release);
 }
 
 std::atomic<uint64_t> total_packed{0};
@@ -280,7 +315,7 @@ class PackedWeights final : public ggml::cpu::extra_buffer_type {
   ggml::cpu::tensor_traits *get_tensor_traits(const ggml_tensor *op) override {
     const ggml_tensor *weights = op->src[0];
     if (!is_packed(weights)) {
-      return nullptr;
+      return traits_without_weights(op);
     }
     const bool is_matmul = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID;
     MatmulTraits *traits = traits_of(weights->type);
@@ -293,6 +328,19 @@ class PackedWeights final : public ggml::cpu::extra_buffer_type {
     // ggml itself would take the packed bytes for plain weights
     GGML_ABORT("dflash2: %s of the packed weights %s is not supported; load the model with kernels off",
                ggml_op_name(op->op), weights->name);
+  }
+
+ private:
+  // Of nodes that are ours whatever buffers their operands are in.
+  static ggml::cpu::tensor_traits *traits_without_weights(const ggml_tensor *op) {
+    if (op->op == GGML_OP_FLASH_ATTN_EXT) {
+      AttentionTraits &traits = attention_traits();
+      return traits.supports(op) && !is_stock(op->src[1]->buffer) ? &traits : nullptr;
+    }
+    if (op->op == GGML_OP_MUL_MAT && computes_rowwise) {
+      return rowwise_traits().supports(op) && !is_stock(op->src[0]->buffer) ? &rowwise_traits() : nullptr;
+    }
+    return nullptr;
   }
 };
 
@@ -308,9 +356,23 @@ ggml_backend_buffer_type_t packed_buffer_type() {
 }
 
 void set_kernels(const KernelTable &table) {
-  for (size_t type = 0; type < table.size(); ++type) {
-    all_traits()[type].set_kernel(table[type]);
+  for (size_t type = 0; type < table.matmul.size(); ++type) {
+    all_traits()[type].set_kernel(table.matmul[type]);
   }
+  attention_traits().set_kernel(table.attention);
+  computes_rowwise = table.attention != nullptr;
+}
+
+StockBuffers::StockBuffers(std::vector<ggml_backend_buffer_t> buffers) : buffers_(std::move(buffers)) {
+  change_stock_buffers([&](Buffers &list) { list.insert(list.end(), buffers_.begin(), buffers_.end()); });
+}
+
+StockBuffers::~StockBuffers() {
+  change_stock_buffers([&](Buffers &list) {
+    for (const ggml_backend_buffer_t buffer : buffers_) {
+      list.erase(std::find(list.begin(), list.end(), buffer));
+    }
+  });
 }
 
 StockWeights::StockWeights(bool enabled) : before_(wants_stock) {

@@ -4,15 +4,20 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "llama/ggml_cpu_internals.h"
+#include "llama/kernel_attention.h"
 #include "llama/kernel_matmul.h"
 #include "llama/packed_bytes.h"
 
 namespace df2 {
 
-// A kernel per df2_qmm_type; null leaves the type to ggml.
-using KernelTable = std::array<const df2_qmm_kernel *, DF2_QMM_N_TYPES>;
+// What computes what. Null leaves it to ggml.
+struct KernelTable {
+  std::array<const df2_qmm_kernel *, DF2_QMM_N_TYPES> matmul = {};
+  const df2_attention_kernel *attention = nullptr;
+};
 
 // The one buffer type of the process. Computes nothing before set_kernels().
 ggml_backend_buffer_type_t packed_buffer_type();
@@ -30,6 +35,18 @@ class StockWeights {
 
  private:
   bool before_;
+};
+
+// While one exists, nodes that read these buffers are computed by ggml: weights and caches of a model with kernels off.
+class StockBuffers {
+ public:
+  explicit StockBuffers(std::vector<ggml_backend_buffer_t> buffers);
+  ~StockBuffers();
+  StockBuffers(const StockBuffers &) = delete;
+  StockBuffers &operator=(const StockBuffers &) = delete;
+
+ private:
+  std::vector<ggml_backend_buffer_t> buffers_;
 };
 
 // What is in a buffer; zeros if it is not a packed one.

@@ -106,6 +106,80 @@ bool is_close(const std::vector<float> &actual, const std::vector<float> &expect
   return error <= kMaxError * norm;  // false for a NaN
 }
 
+// Attention of 2 heads over each of 2 K/V heads, in half precision, with a causal mask.
+class AttentionGraph {
+ public:
+  AttentionGraph() {
+    context_.reset(ggml_init({ggml_tensor_overhead() * 8 + ggml_graph_overhead_custom(8, false), nullptr, true}));
+    check(context_ != nullptr, "out of memory");
+    ggml_context *ctx = context_.get();
+    q_ = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, kHeadSize, kQueries, 4);
+    k_ = ggml_new_tensor_3d(ctx, GGML_TYPE_F16, kHeadSize, kKeys, 2);
+    v_ = ggml_new_tensor_3d(ctx, GGML_TYPE_F16, kHeadSize, kKeys, 2);
+    mask_ = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, kKeys, kQueries);
+    y_ = ggml_flash_attn_ext(ctx, q_, k_, v_, mask_, 0.125f, 0.0f, 0.0f);
+    graph_ = ggml_new_graph_custom(ctx, 8, false);
+    ggml_build_forward_expand(graph_, y_);
+    buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_cpu_buffer_type()));
+    check(buffer_ != nullptr, "a buffer cannot be allocated");
+    fill();
+  }
+
+  ggml_backend_buffer_t buffer() const { return buffer_.get(); }
+
+  std::vector<float> compute(ggml_backend_t backend) const {
+    check(ggml_backend_graph_compute(backend, graph_) == GGML_STATUS_SUCCESS, "attention cannot be computed");
+    std::vector<float> y(static_cast<size_t>(ggml_nelements(y_)));
+    ggml_backend_tensor_get(y_, y.data(), 0, ggml_nbytes(y_));
+    return y;
+  }
+
+ private:
+  static constexpr int64_t kHeadSize = 64;
+  static constexpr int64_t kQueries = 3;
+  static constexpr int64_t kKeys = 300;  // two spans
+
+  void fill() {
+    Noise noise;
+    std::vector<float> q(static_cast<size_t>(ggml_nelements(q_)));
+    noise.fill(&q);
+    ggml_backend_tensor_set(q_, q.data(), 0, ggml_nbytes(q_));
+    for (ggml_tensor *cache : {k_, v_}) {
+      std::vector<float> values(static_cast<size_t>(ggml_nelements(cache)));
+      noise.fill(&values);
+      ggml_fp32_to_fp16_row(values.data(), static_cast<ggml_fp16_t *>(cache->data), ggml_nelements(cache));
+    }
+    auto *mask = static_cast<ggml_fp16_t *>(mask_->data);
+    for (int64_t i = 0; i < kQueries * kKeys; ++i) {
+      mask[i] = ggml_fp32_to_fp16(i % kKeys < kKeys - kQueries + 1 + i / kKeys ? 0.0f : -INFINITY);
+    }
+  }
+
+  ggml_context_ptr context_;
+  ggml_backend_buffer_ptr buffer_;
+  ggml_tensor *q_ = nullptr;
+  ggml_tensor *k_ = nullptr;
+  ggml_tensor *v_ = nullptr;
+  ggml_tensor *mask_ = nullptr;
+  ggml_tensor *y_ = nullptr;
+  ggml_cgraph *graph_ = nullptr;
+};
+
+void test_attention(ggml_backend_t backend) {
+  const AttentionGraph attention;
+  std::vector<float> expected;
+  {
+    const StockBuffers stock({attention.buffer()});
+    ggml_backend_cpu_set_n_threads(backend, 1);
+    expected = attention.compute(backend);
+  }
+  const std::vector<float> actual = attention.compute(backend);
+  check(is_close(actual, expected), "attention gives other results");
+  ggml_backend_cpu_set_n_threads(backend, 2);
+  check(std::memcmp(attention.compute(backend).data(), actual.data(), actual.size() * sizeof(float)) == 0,
+        "attention depends on the number of threads");
+}
+
 void test_product(ggml_type type, bool is_experts, ggml_backend_t backend) {
   Noise noise;
   std::vector<float> weights(static_cast<size_t>(kIn * kOut * (is_experts ? kExperts : 1)));
@@ -142,10 +216,13 @@ std::string self_test_kernels(const KernelTable &table) {
     ggml_backend_ptr backend(ggml_backend_cpu_init());
     check(backend != nullptr, "ggml cannot start its CPU back end");
     for (const auto &type : kTypes) {
-      if (table[type.kernel] != nullptr) {
+      if (table.matmul[type.kernel] != nullptr) {
         test_product(type.type, false, backend.get());
         test_product(type.type, true, backend.get());
       }
+    }
+    if (table.attention != nullptr) {
+      test_attention(backend.get());
     }
   } catch (const std::exception &error) {
     return error.what();

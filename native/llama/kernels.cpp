@@ -76,7 +76,7 @@ bool is_reference(const df2_qmm_kernel &kernel) {
 }
 
 const char *isa_of(const KernelTable &table) {
-  for (const df2_qmm_kernel *kernel : table) {
+  for (const df2_qmm_kernel *kernel : table.matmul) {
     if (kernel != nullptr) {
       return kernel->isa;
     }
@@ -150,12 +150,14 @@ KernelStatus find_and_register() {
 
 KernelTable choose_kernels(uint32_t cpu_features, bool with_reference) {
   KernelTable table = {};
-  for (size_t i = 0; i < table.size(); ++i) {
+  for (size_t i = 0; i < table.matmul.size(); ++i) {
     const auto type = static_cast<df2_qmm_type>(i);
     const df2_qmm_kernel *kernel = df2_qmm_find(type, cpu_features);
     const bool is_wanted = is_reference(*kernel) ? with_reference : !stock_is_faster(type, *kernel);
-    table[i] = is_wanted ? kernel : nullptr;
+    table.matmul[i] = is_wanted ? kernel : nullptr;
   }
+  const df2_attention_kernel *attention = df2_attention_find(cpu_features);
+  table.attention = with_reference || std::strcmp(attention->isa, "ref") != 0 ? attention : nullptr;
   return table;
 }
 

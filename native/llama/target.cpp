@@ -160,6 +160,9 @@ std::unique_ptr<Target> Target::load(const std::string &path, const TargetOption
   if (target->context_ == nullptr) {
     fail(DF2_ENOMEM, format("create a context of %u tokens for", params.n_ctx).c_str());
   }
+  if (!options.kernels) {
+    target->leave_to_ggml();
+  }
   ggml_threadpool_params pool = ggml_threadpool_params_default(params.n_threads);
   target->threadpool_ = ggml_threadpool_new(&pool);
   llama_attach_threadpool(target->context_, target->threadpool_, target->threadpool_);
@@ -183,6 +186,7 @@ Target::~Target() {
   if (batch_ != nullptr) {
     llama_batch_free(*batch_);
   }
+  stock_buffers_.reset();
   if (owns_context_) {
     llama_free(context_);
     llama_model_free(model_);

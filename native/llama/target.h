@@ -20,6 +20,8 @@ struct llama_vocab;
 
 namespace df2 {
 
+class StockBuffers;
+
 struct TargetOptions {
   int32_t n_ctx;
   int32_t n_batch;
@@ -90,6 +92,8 @@ class Target {
   // Null: ggml gave up on packed weights.
   static std::unique_ptr<Target> load(const std::string &path, const TargetOptions &options);
   bool can_use_packed();
+  // Keeps this library's kernels away from the model's weights and caches.
+  void leave_to_ggml();
   void decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits);
   void read_layer_inputs(float *features, int32_t n_tokens);
 
@@ -100,6 +104,7 @@ class Target {
   bool owns_context_ = false;
   bool knows_packed_ = false;
   PackedBytes packed_;
+  std::unique_ptr<StockBuffers> stock_buffers_;  // with kernels off
   std::unique_ptr<df2_taps> own_taps_;
   df2_taps *taps_ = nullptr;
   std::vector<int32_t> tap_layers_;

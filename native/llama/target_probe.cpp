@@ -100,6 +100,21 @@ SharedWeights Target::shared_weights() {
   return shared;
 }
 
+void Target::leave_to_ggml() {
+  ggml_cgraph *graph = probe_graph(context_);
+  std::set<ggml_backend_buffer_t> buffers;
+  for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+    for (const ggml_tensor *operand : ggml_graph_node(graph, i)->src) {
+      const bool is_stored = operand != nullptr && operand->buffer != nullptr &&
+                             ggml_backend_buffer_get_usage(operand->buffer) != GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+      if (is_stored) {
+        buffers.insert(operand->buffer);
+      }
+    }
+  }
+  stock_buffers_ = std::make_unique<StockBuffers>(std::vector<ggml_backend_buffer_t>(buffers.begin(), buffers.end()));
+}
+
 bool Target::can_use_packed() {
   return packed_.packed == 0 || can_compute_packed(probe_graph(context_));
 }

@@ -2,8 +2,10 @@
 at hand, not a measure of time.
 
 Usage: python -m tests.arm.instruction_counts [--types q4_0,...] [--rows 1,8] [--isas neon,...]
+       python -m tests.arm.instruction_counts --attention [--types f16,...] [--rows 1,6] [--size 64]
 
-Per block: 16 outputs x 32 inputs of all rows, with what recurs for every block. Per call: the rest.
+Matmul, per block: 16 outputs x 32 inputs of all rows, with what recurs for every block; per call:
+the rest. Attention, per tile: 64 keys and their values for all rows.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from tests.arm.programs import arm_emulator
 
 PROCESSOR = "apple-m4"  # runs all of them, with the vector length of the machines that are sold
 SIZES = (512, 1024)  # inputs
+TILE = 64  # keys
+LANES = 4  # floats that one instruction multiplies
 
 
 def function_ranges(program: Path) -> dict[str, tuple[int, int]]:
@@ -82,29 +86,63 @@ def cost(program: Path, isa: str, type_name: str, n_rows: int) -> Cost:
     return Cost(per_block, small - per_block * SIZES[0] / 32)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Count the instructions of the ARM kernels.")
-    parser.add_argument("--types", default="q4_0,q4_K,q6_K,q8_0", help="ggml's names")
-    parser.add_argument("--rows", default="1,8", help="rows of activations")
-    parser.add_argument("--isas", default="neon,dotprod,i8mm,sme2")
-    arguments = parser.parse_args()
-    try:
-        program = programs.programs(programs.aarch64_linux()) / "one_call"
-        arm_emulator.qemu()
-    except arm_emulator.EmulatorError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+def attention_cost(program: Path, type_name: str, n_rows: int, size: int) -> int:
+    """Of one tile: the second one's, which the whole program takes more with two."""
+    functions = function_ranges(program).values()
+    first = min(start for start, _ in functions)
+    everything = [(first, max(start + length for start, length in functions) - first)]
+    arguments = [type_name, "neon", str(n_rows), str(size)]
+    one, two = (count(program, everything, [*arguments, str(n * TILE)]) for n in (1, 2))
+    return two - one
+
+
+def print_attention(folder: Path, types: list[str], rows: list[int], size: int) -> None:
+    """The table of the attention kernel."""
+    print(f"head size {size}: {2 * TILE * size // LANES} multiplications per row and tile\n")
+    print("| keys and values | rows | per tile | per tile and row |")
+    print("|---|--:|--:|--:|")
+    for type_name in types:
+        for n_rows in rows:
+            n = attention_cost(folder / "one_attention", type_name, n_rows, size)
+            print(f"| {type_name} | {n_rows} | {n} | {n / n_rows:.0f} |", flush=True)
+
+
+def print_matmul(folder: Path, types: list[str], rows: list[int], isas: list[str]) -> None:
+    """The table of the matmul kernels."""
     print("| type | isa | rows | per block | per block and row | per call |")
     print("|---|---|--:|--:|--:|--:|")
-    for type_name in arguments.types.split(","):
-        for isa in arguments.isas.split(","):
-            for n_rows in map(int, arguments.rows.split(",")):
-                c = cost(program, isa, type_name, n_rows)
+    for type_name in types:
+        for isa in isas:
+            for n_rows in rows:
+                c = cost(folder / "one_call", isa, type_name, n_rows)
                 print(
                     f"| {type_name} | {isa} | {n_rows} | {c.per_block:.0f} "
                     f"| {c.per_block / n_rows:.1f} | {c.per_call:.0f} |",
                     flush=True,
                 )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Count the instructions of the ARM kernels.")
+    parser.add_argument("--attention", action="store_true", help="attention instead of matmul")
+    parser.add_argument("--types", help="ggml's names")
+    parser.add_argument("--rows", help="rows of activations, or queries times heads")
+    parser.add_argument("--isas", default="neon,dotprod,i8mm,sme2", help="of matmul")
+    parser.add_argument("--size", type=int, default=64, help="of an attention head")
+    arguments = parser.parse_args()
+    try:
+        folder = programs.programs(programs.aarch64_linux())
+        arm_emulator.qemu()
+    except arm_emulator.EmulatorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    is_attention = arguments.attention
+    types = (arguments.types or ("f16,q8_0" if is_attention else "q4_0,q4_K,q6_K,q8_0")).split(",")
+    rows = [int(n) for n in (arguments.rows or ("1,3,6,24" if is_attention else "1,8")).split(",")]
+    if is_attention:
+        print_attention(folder, types, rows, arguments.size)
+    else:
+        print_matmul(folder, types, rows, arguments.isas.split(","))
     return 0
 
 

@@ -22,28 +22,42 @@ HARNESS = ROOT / "tests" / "native" / "ops"
 ARM = ROOT / "tests" / "arm"
 N_KEPT = 5  # builds, this one included
 
-QMM = ["dispatch", "formats", "pack", "ref"]
-COMMON = [OPS / "common" / "cpu.c", *(OPS / "qmm" / f"{name}.c" for name in QMM)]
-HARNESS_SOURCES = [HARNESS / f"{name}.c" for name in ("harness", "qmm_data", "watch")]
-PROGRAMS = {"test_qmm": HARNESS / "test_qmm.c", "one_call": ARM / "one_call.c"}
+COMMON = [
+    *(OPS / "attention" / f"{name}.c" for name in ("dispatch", "ref")),
+    OPS / "common" / "cpu.c",
+    *(OPS / "qmm" / f"{name}.c" for name in ("dispatch", "formats", "pack", "ref")),
+]
+DATA = ("attention_data", "qmm_data")
+HARNESS_SOURCES = [HARNESS / f"{name}.c" for name in ("harness", "watch", *DATA)]
+PROGRAMS = [
+    *(HARNESS / f"{name}.c" for name in ("test_attention", "test_qmm")),
+    *(ARM / f"{name}.c" for name in ("one_attention", "one_call")),
+]
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O3", "-ffp-contract=off", f"-I{ROOT / 'native'}"]
 FLAGS += ["-Wall", "-Wextra", "-Werror"]
 
 ARM_KERNELS = {
-    "arm_neon": "-mcpu=generic",
-    "arm_dotprod": "-mcpu=generic+dotprod",
-    "arm_i8mm": "-mcpu=generic+dotprod+i8mm",
-    "arm_sme2": "-mcpu=generic+sme2",
-    "arm_sme2_prepare": "-mcpu=generic",
+    "attention/arm_neon": "-mcpu=generic",
+    "qmm/arm_neon": "-mcpu=generic",
+    "qmm/arm_dotprod": "-mcpu=generic+dotprod",
+    "qmm/arm_i8mm": "-mcpu=generic+dotprod+i8mm",
+    "qmm/arm_sme2": "-mcpu=generic+sme2",
+    "qmm/arm_sme2_prepare": "-mcpu=generic",
 }
 AVX2 = "-mavx2 -mfma -mf16c"
 AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni"
-X86_KERNELS = {"x86_avx2": AVX2, "x86_avx2vnni": f"{AVX2} -mavxvnni", "x86_avx512": AVX512}
+X86_KERNELS = {
+    "attention/x86_avx2": AVX2,
+    "attention/x86_avx512": AVX512,
+    "qmm/x86_avx2": AVX2,
+    "qmm/x86_avx2vnni": f"{AVX2} -mavxvnni",
+    "qmm/x86_avx512": AVX512,
+}
 
 
 @dataclass(frozen=True)
 class Target:
-    """A name, the compiler's command, and the kernels with their flags."""
+    """A name, the compiler's command, and the kernels (files in native/ops) with their flags."""
 
     name: str
     command: tuple[str, ...]
@@ -76,27 +90,32 @@ def run(command: list[str]) -> None:
         raise RuntimeError(f"{' '.join(command)}\n{result.stderr[:4000]}")
 
 
+def object_of(source: Path, folder: Path) -> Path:
+    """Where a source's object goes: ops have files of the same name."""
+    return folder / f"{source.parent.name}-{source.stem}.o"
+
+
 def compile_all(target: Target, sources: list[Path], folder: Path, *flags: str) -> None:
     """Compiles sources and kernels to objects. Warnings are errors."""
     jobs = [(source, "") for source in sources]
-    jobs += [(OPS / "qmm" / f"{name}.c", own) for name, own in target.kernels.items()]
+    jobs += [(OPS / f"{name}.c", own) for name, own in target.kernels.items()]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         futures = []
         for source, own in jobs:
             command = [*target.command, *FLAGS, *flags, *own.split(), "-c", str(source)]
-            futures.append(pool.submit(run, [*command, "-o", str(folder / f"{source.stem}.o")]))
+            futures.append(pool.submit(run, [*command, "-o", str(object_of(source, folder))]))
         for future in futures:
             future.result()
 
 
 def build(target: Target, folder: Path) -> None:
     """Compiles and links the programs into the folder."""
-    sources = [*COMMON, *HARNESS_SOURCES, *PROGRAMS.values(), *target.support]
+    sources = [*COMMON, *HARNESS_SOURCES, *PROGRAMS, *target.support]
     compile_all(target, sources, folder)
-    programs = [folder / f"{name}.o" for name in PROGRAMS]
-    objects = [str(path) for path in sorted(folder.glob("*.o")) if path not in programs]
-    for program in programs:
-        run([*target.command, str(program), *objects, "-lm", "-o", str(program.with_suffix(""))])
+    own = {source: object_of(source, folder) for source in PROGRAMS}
+    shared = [str(path) for path in sorted(folder.glob("*.o")) if path not in own.values()]
+    for source, path in own.items():
+        run([*target.command, str(path), *shared, "-lm", "-o", str(folder / source.stem)])
     for path in folder.glob("*.o"):
         path.unlink()
 
@@ -119,7 +138,7 @@ def remove_old(root: Path, target: Target, current: Path) -> None:
 
 
 def programs(target: Target) -> Path:
-    """The folder with test_qmm and one_call, built if the sources have changed."""
+    """The folder with PROGRAMS, built if the sources have changed."""
     root = arm_emulator.cache_folder() / "programs"
     root.mkdir(parents=True, exist_ok=True)
     folder = root / f"{target.name}-{sources_hash(target)}"

@@ -14,7 +14,7 @@ from tests.arm.programs import arm_emulator
 
 SME2 = ["sme2", "i8mm", "dotprod", "neon", "ref"]
 
-# What each processor can run, best first; the first is what it must get.
+# What each processor can run of matmul kernels, best first; the first is what it must get.
 PROCESSORS = {
     "cortex-a53": ["neon", "ref"],
     "cortex-a76": ["dotprod", "neon", "ref"],
@@ -25,6 +25,9 @@ PROCESSORS = {
     "apple-m4": SME2,
     "sme128": SME2,
 }
+# Attention has one kernel for all of them.
+ATTENTION = ["neon", "ref"]
+ATTENTION_PROCESSORS = ["cortex-a53", "neoverse-v1", "apple-m4"]
 TIMEOUT_S = 300
 
 
@@ -39,9 +42,11 @@ def built() -> Path:
     return programs.programs(programs.aarch64_linux())
 
 
-def emulate(built: Path, processor: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs test_qmm."""
-    command = [*arm_emulator.emulator(processor), str(built / "test_qmm"), *arguments]
+def emulate(
+    built: Path, processor: str, *arguments: str, op: str = "qmm"
+) -> subprocess.CompletedProcess[str]:
+    """Runs the test of an op."""
+    command = [*arm_emulator.emulator(processor), str(built / f"test_{op}"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
@@ -59,12 +64,22 @@ def test_kernels(built: Path, processor: str) -> None:
     assert "qmm: passed" in result.stdout
 
 
+@pytest.mark.parametrize("processor", ATTENTION_PROCESSORS)
+def test_attention(built: Path, processor: str) -> None:
+    result = emulate(built, processor, "--quick", op="attention")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert line_of(result.stdout, "instruction sets tested:").split() == ATTENTION
+    assert "attention: passed" in result.stdout
+
+
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_dispatch(built: Path, processor: str) -> None:
     result = emulate(built, processor, "--dispatch")
     chosen = dict(line.split() for line in result.stdout.splitlines())
     assert len(chosen) == 15
     assert set(chosen.values()) == {PROCESSORS[processor][0]}
+    attention = emulate(built, processor, "--dispatch", op="attention")
+    assert attention.stdout.split() == ["attention", ATTENTION[0]]
 
 
 @pytest.mark.parametrize(("processor", "isa"), [("cortex-a53", "sme2"), ("max-sme", "avx512")])
@@ -75,11 +90,12 @@ def test_missing_instruction_set_fails(built: Path, processor: str, isa: str) ->
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="compares ARM with x86-64")
-def test_same_bits_as_x86(built: Path) -> None:
-    x86 = programs.programs(programs.x86_host()) / "test_qmm"
+@pytest.mark.parametrize("op", ["qmm", "attention"])
+def test_same_bits_as_x86(built: Path, op: str) -> None:
+    x86 = programs.programs(programs.x86_host()) / f"test_{op}"
     result = subprocess.run([x86, "--quick"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    ours = emulate(built, "cortex-a76", "--quick", "--isa", "ref")
+    ours = emulate(built, "cortex-a76", "--quick", "--isa", "ref", op=op)
     checksum = "checksum of ref's results:"
     assert line_of(ours.stdout, checksum) == line_of(result.stdout, checksum)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from . import cost_curve, environment, kernels, report, upstream
 from .errors import BenchError
-from .prompts import GROUPS, Prompt, prompts
-from .summary import Record, Reference, compare, summarise
+from .prompts import GROUPS, Prompt, filler, prompts
+from .summary import Record, Reference, best, compare, summarise
 from .systems import (
     OURS,
     PLAIN,
@@ -32,6 +32,8 @@ FORMAT = 1  # of the JSON file; raised when a field changes its meaning
 _RESULTS = Path("build") / "bench"
 _SUBCOMMANDS = {"cost-curve": cost_curve.main, "kernels": kernels.main}
 _KINDS = (PLAIN, UPSTREAM, OURS)
+_CTX = 2048  # the context size, if the prompts need no larger one
+_CTX_SPARE = 512  # for a question, the chat template and a block
 _BUSY = 0.05  # others' share of one run's wall time, in cores, from which on it is suspect
 
 
@@ -50,6 +52,7 @@ class Experiment:
 
     def result(self) -> dict[str, Any]:
         """The results as JSON values."""
+        rows = summarise(self.records)
         settings = asdict(self.settings)
         del (
             settings["target"],
@@ -62,7 +65,8 @@ class Experiment:
             "is_complete": self.is_complete,
             "cross_check": self.cross_check,
             "interference": self._interference(),
-            "rows": [asdict(row) for row in summarise(self.records)],
+            "rows": [asdict(row) for row in rows],
+            "best": [asdict(found) for found in best(rows)],
             "references": {
                 name: {"tokens": ref.tokens, "gaps": ref.gaps}
                 for name, ref in self.references.items()
@@ -109,12 +113,18 @@ def _bench(arguments: argparse.Namespace) -> int:
     chosen = prompts(arguments.prompts, arguments.per_group)
     systems = _systems(kinds, arguments.n_draft)
     inspected = ask_worker(
-        task="inspect", target=str(settings.target), prompts=[p.messages() for p in chosen]
+        task="inspect",
+        target=str(settings.target),
+        prompts=[p.messages() for p in chosen],
+        filler=filler(),
+        n_context=settings.n_context,
     )
     rendered = [
         Rendered(text=text, tokens=tokens)
         for text, tokens in zip(inspected["prompts"], inspected["prompt_tokens"], strict=True)
     ]
+    longest = max(len(prompt.tokens) for prompt in rendered)
+    _check_room(longest + settings.n_predict, settings, inspected["trained_context"])
     experiment = Experiment(
         settings=settings,
         n_repeats=arguments.repeats,
@@ -136,6 +146,9 @@ def _bench(arguments: argparse.Namespace) -> int:
                 else None
             ),
             "prompts": {_key(p): p.text for p in chosen},
+            "prompt_tokens": {
+                _key(p): len(r.tokens) for p, r in zip(chosen, rendered, strict=True)
+            },
         },
     )
     folder = arguments.out or _RESULTS / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
@@ -176,6 +189,11 @@ def _run_all(
             n_threads=settings.n_threads,
             n_ctx=settings.n_ctx,
         )
+        if len(reply["tokens"]) < 2:
+            raise BenchError(
+                f"the target has no answer to {_key(prompt)}: there is nothing to time",
+                "another --context, or other --prompts",
+            )
         experiment.facts["target"]["description"] = reply["description"]
         experiment.references[_key(prompt)] = Reference(
             tokens=reply["tokens"],
@@ -273,8 +291,23 @@ def _settings(arguments: argparse.Namespace, kinds: list[str]) -> Settings:
         drafter=drafter.resolve() if drafter else Path(),
         n_predict=arguments.tokens,
         n_threads=arguments.threads,
-        n_ctx=arguments.ctx,
+        n_ctx=arguments.ctx or max(_CTX, arguments.context + arguments.tokens + _CTX_SPARE),
+        n_context=arguments.context,
     )
+
+
+def _check_room(n_needed: int, settings: Settings, trained: int | None) -> None:
+    """Refuses what would end in the middle, or measure a model beyond what it knows."""
+    if n_needed > settings.n_ctx:
+        raise BenchError(
+            f"prompt and answer need {n_needed} tokens, the context size is {settings.n_ctx}",
+            "a larger --ctx, or a smaller --context or --tokens",
+        )
+    if trained is not None and n_needed > trained:
+        raise BenchError(
+            f"prompt and answer need {n_needed} tokens, the target was trained on {trained}",
+            "a smaller --context or --tokens",
+        )
 
 
 def _warn_if_busy() -> None:
@@ -308,6 +341,13 @@ def _positive(text: str) -> int:
     return number
 
 
+def _not_negative(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("must be 0 or more")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench",
@@ -331,7 +371,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--per-group", type=_positive, help="only so many prompts of each group")
     add("--tokens", type=_positive, default=160, help="tokens per prompt (default: 160)")
     add("--threads", type=_positive, default=2, help="threads of every system (default: 2)")
-    add("--ctx", type=_positive, default=2048, help="context length of every system")
+    add(
+        "--context",
+        type=_not_negative,
+        default=0,
+        help="put about so many tokens of ordinary text ahead of every question (default: 0)",
+    )
+    add(
+        "--ctx",
+        type=_positive,
+        help=f"context size of every system (default: {_CTX}, more where --context needs it)",
+    )
     add("--repeats", type=_positive, default=3, help="how often everything is run (default: 3)")
     add("--out", type=Path, help="folder of the results (default: one per run under build/bench)")
     add("--build-only", action="store_true", help="build llama.cpp's tools and stop")

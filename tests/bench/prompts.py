@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pydoc_data.topics import topics
 
 # What SmolLM2's chat template puts in when a conversation brings no system message. llama.cpp's
 # built-in template code knows the format but not this default, so it is spelled out.
@@ -56,6 +57,14 @@ _STRUCTURED = {
 }
 
 GROUPS = {"questions": _QUESTIONS, "structured": _STRUCTURED}
+
+
+def filler() -> str:
+    """Ordinary text to put ahead of a question: Python's own documentation, from its beginning.
+
+    Every installation brings it along; it differs a little from one version of Python to the next.
+    """
+    return "\n".join(topics[name] for name in sorted(topics))
 
 
 def prompts(groups: list[str], per_group: int | None = None) -> list[Prompt]:

@@ -28,7 +28,8 @@ _LEGEND = (
     "accept. length: tokens per verify pass, the bonus token included. "
     "prefill: milliseconds per prompt; draft, verify, accept, other: per generated token. "
     "outside models: share of decoding time spent in neither model; for llama.cpp an upper bound, "
-    "because its log does not time the passes that feed the drafter. "
+    "because its log does not time the passes that feed the drafter; with --context, all passes "
+    "but the drafter's blocks are in its other. "
     "text: against plain greedy decoding; where tokens differ, the largest gap between plain's two "
     "top logits at the first difference. Loading and warming up are excluded everywhere."
 )
@@ -46,10 +47,19 @@ def _cells(row: Row) -> list[str]:
         "-" if row.ratio is None else f"{row.ratio:.2f} ({_span(row.ratio_range, 2)})",
         "-" if row.acceptance_length is None else f"{row.acceptance_length:.2f}",
         f"{phases['prefill']:.0f}",
-        *(f"{phases[phase]:.2f}" for phase in ("draft", "verify", "accept", "other")),
-        f"{'<= ' if row.is_outside_bound else ''}{100 * row.outside:.1f} %",
+        *(
+            f"{phases[phase]:.2f}" if phase in phases else "-"
+            for phase in ("draft", "verify", "accept", "other")
+        ),
+        _outside(row),
         text,
     ]
+
+
+def _outside(row: Row) -> str:
+    if row.outside is None:
+        return "-"
+    return f"{'<= ' if row.is_outside_bound else ''}{100 * row.outside:.1f} %"
 
 
 def _span(ends: tuple[float, float] | None, digits: int) -> str:
@@ -121,16 +131,31 @@ def facts(result: dict[str, Any]) -> list[str]:
         f"versions: {', '.join(f'{name} {v}' for name, v in versions.items() if v)}",
         f"target: {result['target']['name']} ({result['target']['description']})",
         f"drafter: {drafter['name'] if drafter else 'none'}",
-        f"{settings['n_predict']} tokens, {settings['n_threads']} threads, context "
+        f"{settings['n_predict']} tokens, {settings['n_threads']} threads, context size "
         f"{settings['n_ctx']}, {settings['n_repeats']} repeats, greedy",
+        _context(result),
     ]
     if result["cross_check"]:
         speeds = ", ".join(f"{speed:.1f}" for speed in result["cross_check"])
-        lines.append(f"llama-bench, plain decoding from an empty context: {speeds} tokens/s")
+        behind = f"{settings['n_context']} tokens" if settings["n_context"] else "an empty context"
+        lines.append(f"llama-bench, plain decoding from {behind}: {speeds} tokens/s")
+    lines += [
+        f"{best['group']}: {best['ours']} is {best['ratio']:.2f} times as fast as "
+        f"{best['upstream']}, the best of either"
+        for best in result["best"]
+    ]
     if not result["is_complete"]:
         lines.append("INTERRUPTED: only the finished runs are in here")
     lines.append(f"CPU time taken by other processes: {result['interference']}")
     return lines
+
+
+def _context(result: dict[str, Any]) -> str:
+    """How much there is to look back on when decoding begins."""
+    lengths = result["prompt_tokens"].values()
+    span = f"prompts of {min(lengths)} to {max(lengths)} tokens"
+    n_context = result["settings"]["n_context"]
+    return f"{span}, {n_context} of them filler ahead of the question" if n_context else span
 
 
 def show(rows: Sequence[Row], result: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from .systems import PLAIN, UPSTREAM, Run, System
+from .systems import OURS, PLAIN, UPSTREAM, Run, System
 
 PHASES = ("prefill", "draft", "verify", "accept", "other")
 
@@ -70,7 +70,7 @@ class Row:
     ``tokens_per_s`` and ``ratio`` are medians over the repeats, with the smallest and largest
     beside them. ``ratio`` compares with plain in the same repeat. ``phases_ms`` is per generated
     token, except ``prefill``, which is per prompt. ``outside`` is the share of the decoding time
-    spent in neither model.
+    spent in neither model, None where nobody timed the target's passes.
     """
 
     system: str
@@ -81,7 +81,7 @@ class Row:
     ratio: float | None
     ratio_range: tuple[float, float] | None
     phases_ms: dict[str, float]
-    outside: float
+    outside: float | None
     is_outside_bound: bool
     acceptance_length: float | None
     acceptance: float | None
@@ -154,6 +154,33 @@ def summarise(records: list[Record]) -> list[Row]:
     return rows
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The fastest row of pydflash2 against the fastest of llama.cpp's own drafting, in a group."""
+
+    group: str
+    ours: str
+    upstream: str
+    ratio: float
+
+
+def best(rows: list[Row]) -> list[Best]:
+    """One comparison for every group in which both took part."""
+    found = []
+    for group in dict.fromkeys(row.group for row in rows):
+        fastest = [_fastest(rows, group, kind) for kind in (OURS, UPSTREAM)]
+        ours, upstream = fastest
+        if ours is not None and upstream is not None:
+            ratio = ours.tokens_per_s / upstream.tokens_per_s
+            found.append(Best(group, ours.system, upstream.system, ratio))
+    return found
+
+
+def _fastest(rows: list[Row], group: str, kind: str) -> Row | None:
+    mine = [row for row in rows if row.group == group and row.system.startswith(kind)]
+    return max(mine, key=lambda row: row.tokens_per_s, default=None)
+
+
 def _whole_repeats(records: list[Record]) -> dict[int, list[Record]]:
     repeats: dict[int, list[Record]] = defaultdict(list)
     for record in records:
@@ -173,7 +200,11 @@ def _row(
     runs = [record.run for record in records]
     n_decoded = sum(run.n_decoded for run in runs)
     decode_s = sum(run.decode_s for run in runs)
-    totals = {phase: sum(run.phases_s.get(phase, 0.0) for run in runs) for phase in PHASES}
+    totals = {
+        phase: sum(run.phases_s.get(phase, 0.0) for run in runs)
+        for phase in PHASES
+        if any(phase in run.phases_s for run in runs)
+    }
     n_cycles = sum(run.n_cycles for run in runs)
     n_drafted = sum(run.n_drafted for run in runs)
     n_accepted = sum(run.n_accepted for run in runs)
@@ -191,7 +222,9 @@ def _row(
             phase: 1e3 * total / (len(runs) if phase == "prefill" else n_decoded)
             for phase, total in totals.items()
         },
-        outside=(totals["accept"] + totals["other"]) / decode_s,
+        outside=(
+            (totals.get("accept", 0.0) + totals["other"]) / decode_s if "verify" in totals else None
+        ),
         # llama.cpp's log does not time the passes that feed the drafter: they are in `other`.
         is_outside_bound=name.startswith(UPSTREAM),
         acceptance_length=(n_accepted + n_cycles) / n_cycles if n_cycles else None,

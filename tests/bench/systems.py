@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from .upstream import Upstream
 
 _WORKER = Path(__file__).with_name("worker.py")
 _LIMIT_S = 600  # for one run; a healthy one takes seconds
+_BATCH = 2048  # llama.cpp's own default
 PLAIN = "plain"
 UPSTREAM = "llama.cpp"
 OURS = "pydflash2"
@@ -29,13 +30,14 @@ OURS = "pydflash2"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all systems share."""
+    """What all systems share. ``n_context``: tokens of filler ahead of every question."""
 
     target: Path
     drafter: Path
     n_predict: int
     n_threads: int
     n_ctx: int
+    n_context: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def run(system: System, prompt: Rendered, settings: Settings, upstream: Upstream
     if system.kind == UPSTREAM:
         if upstream is None:
             raise ValueError("a run of llama.cpp's own drafting needs its build")
-        return _run_upstream(upstream, system, prompt.text, settings)
+        return _run_upstream(upstream, system, prompt, settings)
     reply = ask_worker(
         task=system.kind,
         target=str(settings.target),
@@ -147,7 +149,7 @@ def ask(
         except subprocess.TimeoutExpired as error:
             raise BenchError(
                 f"the task {request['task']} did not end within {_LIMIT_S} s",
-                "a smaller --tokens, or see what keeps the machine busy",
+                "a smaller --tokens or --context, or see what keeps the machine busy",
             ) from error
     lines = done.stdout.splitlines()
     reply: dict[str, Any] = {}
@@ -170,9 +172,11 @@ def ask(
 
 
 def upstream_command(
-    upstream: Upstream, system: System, prompt: str, settings: Settings
+    upstream: Upstream, system: System, prompt: Path, settings: Settings
 ) -> list[str]:
-    """The command line of llama.cpp's own tool.
+    """The command line of llama.cpp's own tool. ``prompt`` is the file with the prompt.
+
+    It decodes a prompt in a single batch, which must hold all of it.
 
     Sampling is cut down to one top-k sampler with k = 1, the cheapest way it has to pick the most
     probable token; its default chain would charge it for samplers that greedy decoding has no use
@@ -188,28 +192,34 @@ def upstream_command(
         # It stops after the first cycle that takes it *past* this number.
         *("--predict", str(settings.n_predict - 1)),
         *("--ctx-size", str(settings.n_ctx)),
+        *("--batch-size", str(max(settings.n_ctx, _BATCH))),
         *("--threads", threads),
         *("--threads-batch", threads),
         *("--spec-draft-threads", threads),
         *("--spec-draft-threads-batch", threads),
         *("--samplers", "top_k", "--top-k", "1", "--temp", "0", "--seed", "1"),
         *("--no-escape", "--log-colors", "off", "--verbosity", "4"),
-        *("--prompt", prompt),
+        *("--file", str(prompt)),
     ]
 
 
-def _run_upstream(upstream: Upstream, system: System, prompt: str, settings: Settings) -> Run:
-    command = upstream_command(upstream, system, prompt, settings)
+def _run_upstream(upstream: Upstream, system: System, prompt: Rendered, settings: Settings) -> Run:
     # Settings of the person's own llama.cpp would change what is measured.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("LLAMA_")}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, check=False, env=environment, timeout=_LIMIT_S
-        )
-    except subprocess.TimeoutExpired as error:
-        raise BenchError(
-            f"llama.cpp's tool did not end within {_LIMIT_S} s", "try a smaller --tokens"
-        ) from error
+    with tempfile.TemporaryDirectory() as folder:
+        # A file, because a command line holds no long prompt. The tool drops one final line break.
+        file = Path(folder) / "prompt.txt"
+        file.write_bytes(prompt.text.encode() + b"\n")
+        command = upstream_command(upstream, system, file, settings)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, check=False, env=environment, timeout=_LIMIT_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BenchError(
+                f"llama.cpp's tool did not end within {_LIMIT_S} s",
+                "try a smaller --tokens or --context",
+            ) from error
     log = done.stderr.decode(errors="replace")
     if done.returncode != 0:
         lines = log.strip().splitlines()
@@ -219,7 +229,8 @@ def _run_upstream(upstream: Upstream, system: System, prompt: str, settings: Set
             "\n".join([f"llama.cpp's tool failed (exit status {done.returncode}):", *told]),
             "check that the drafter is a dflash GGUF for this target; --no-upstream leaves it out",
         )
-    return parse_upstream(done.stdout, log, prompt=prompt, n_max=system.n_draft)
+    found = parse_upstream(done.stdout, log, prompt=prompt, n_max=system.n_draft)
+    return without_verify(found) if settings.n_context > 0 else found
 
 
 _NUMBER = r"([0-9.]+)"
@@ -232,16 +243,23 @@ _STATISTICS = re.compile(
 )
 
 
-def parse_upstream(stdout: bytes, log: str, *, prompt: str, n_max: int) -> Run:
+def parse_upstream(stdout: bytes, log: str, *, prompt: Rendered, n_max: int) -> Run:
     """Reads llama.cpp's output: the text is on stdout, all figures are in the log.
 
     Its log times the drafter's block passes and the target's passes. It does not time the passes
     that feed hidden states to the drafter, so these are part of `other`; and it sums up the
     target's time from loading on, so `verify` is that sum less the whole prefill. A two-token probe
-    of the context at start-up is in the sum and the feeding of the prompt is in the prefill: each
-    is about 1 % of `verify`, and they have opposite signs.
+    of the context at start-up is in the sum and the feeding of the prompt is in the prefill: after
+    a short prompt each is about 1 % of `verify`, and they have opposite signs; after a long one the
+    latter is seconds, see without_verify().
     """
-    encoded = _search(rf"encoded\s+\d+ tokens in\s+{_NUMBER} seconds", log)
+    encoded = _search(rf"encoded\s+(\d+) tokens in\s+{_NUMBER} seconds", log)
+    if int(encoded[1]) != len(prompt.tokens):
+        raise BenchError(
+            f"llama.cpp's tool read the prompt as {encoded[1]} tokens instead of "
+            f"{len(prompt.tokens)}",
+            "build the tools and llama-cpp-python from the same llama.cpp",
+        )
     decoded = _search(rf"decoded\s+(\d+) tokens in\s+{_NUMBER} seconds", log)
     batches = _search(rf"prompt eval time =\s*{_NUMBER} ms", log)
     singles = _search(rf":\s+eval time =\s*{_NUMBER} ms", log)
@@ -249,7 +267,7 @@ def parse_upstream(stdout: bytes, log: str, *, prompt: str, n_max: int) -> Run:
     statistics = _STATISTICS.search(log)
     if statistics is None or statistics["draft_ms"] is None:
         raise _unreadable("the line of drafting statistics")
-    prefill_s = float(encoded[1])
+    prefill_s = float(encoded[2])
     decode_s = float(decoded[2])
     draft_s = float(statistics["draft_ms"]) / 1e3
     accept_s = float(sampling[1]) / 1e3
@@ -258,7 +276,7 @@ def parse_upstream(stdout: bytes, log: str, *, prompt: str, n_max: int) -> Run:
     rates = [float(rate) for rate in (statistics["rates"] or "").split(",") if rate.strip()]
     return Run(
         tokens=None,
-        text=_text(stdout, prompt),
+        text=_text(stdout, prompt.text),
         n_decoded=int(decoded[1]),
         decode_s=decode_s,
         phases_s={
@@ -274,6 +292,18 @@ def parse_upstream(stdout: bytes, log: str, *, prompt: str, n_max: int) -> Run:
         drafted_at=[float(n_cycles)] * n_max,
         accepted_at=[rate * n_cycles for rate in rates],
     )
+
+
+def without_verify(run: Run) -> Run:
+    """The run with `verify` taken for unknown, as it is behind a long prompt, and left in `other`.
+
+    Feeding such a prompt to the drafter takes as long as many target passes, and llama.cpp's log
+    has it in the one sum but not in the other.
+    """
+    phases = dict(run.phases_s)
+    phases["other"] = run.decode_s - phases["draft"] - phases["accept"]
+    del phases["verify"]
+    return replace(run, phases_s=phases)
 
 
 def _search(pattern: str, log: str) -> re.Match[str]:
@@ -302,12 +332,14 @@ def _text(stdout: bytes, prompt: str) -> bytes:
 def run_llama_bench(upstream: Upstream, settings: Settings) -> float:
     """Tokens per second of plain decoding as llama.cpp's own benchmark sees it: a second opinion.
 
-    It decodes random tokens from an empty context and picks none, so it comes out a little higher.
+    It decodes random tokens behind ``n_context`` others and picks none, so it comes out a little
+    higher.
     """
     command = [
         str(upstream.bench),
         *("--model", str(settings.target), "--threads", str(settings.n_threads)),
         *("--n-prompt", "0", "--n-gen", str(settings.n_predict), "--repetitions", "1"),
+        *("--n-depth", str(settings.n_context)),
         *("--output", "json"),
     ]
     done = subprocess.run(command, capture_output=True, check=False, timeout=_LIMIT_S)

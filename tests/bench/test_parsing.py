@@ -9,10 +9,19 @@ from __future__ import annotations
 import pytest
 
 from tests.bench.errors import BenchError
-from tests.bench.summary import Record, Reference, compare, summarise
-from tests.bench.systems import PLAIN, UPSTREAM, Run, System, parse_upstream
+from tests.bench.summary import Best, Record, Reference, best, compare, summarise
+from tests.bench.systems import (
+    OURS,
+    PLAIN,
+    UPSTREAM,
+    Rendered,
+    Run,
+    System,
+    parse_upstream,
+    without_verify,
+)
 
-PROMPT = "<|im_start|>user\nHi<|im_end|>\n"
+PROMPT = Rendered(text="<|im_start|>user\nHi<|im_end|>\n", tokens=[1] * 44)
 LOG = """\
 0.01.505.667 I encoded   44 tokens in    0.150 seconds, speed:  287.480 t/s
 0.01.505.677 I decoded  161 tokens in    2.000 seconds, speed:   80.500 t/s
@@ -43,8 +52,20 @@ def _run(tokens: list[int] | None, text: bytes | None = None, decode_s: float = 
     )
 
 
+def _record(system: System, run: Run, repeat: int = 0) -> Record:
+    return Record(
+        system=system,
+        group="questions",
+        prompt="p",
+        repeat=repeat,
+        run=run,
+        difference=None,
+        foreign_cpu_s=None,
+    )
+
+
 def test_reads_upstream_output() -> None:
-    out = b"\n\n" + PROMPT.encode() + b"\nHello\n" + b"\n\n\n\n"
+    out = b"\n\n" + PROMPT.text.encode() + b"\nHello\n" + b"\n\n\n\n"
     run = parse_upstream(out, LOG, prompt=PROMPT, n_max=2)
     assert run.text == b"\nHello\n"
     assert (run.n_decoded, run.decode_s, run.n_cycles) == (161, 2.0, 100)
@@ -55,9 +76,27 @@ def test_reads_upstream_output() -> None:
     assert run.phases_s == pytest.approx(expected)
 
 
+def test_long_prompts_leave_no_time_of_verifying() -> None:
+    out = b"\n\n" + PROMPT.text.encode() + b"\n\n\n\n"
+    run = without_verify(parse_upstream(out, LOG, prompt=PROMPT, n_max=2))
+    assert run.phases_s == pytest.approx(
+        {"prefill": 0.15, "draft": 0.3, "accept": 0.01, "other": 1.69}
+    )
+    row = summarise([_record(System(UPSTREAM, 2), run)])[0]
+    assert row.outside is None
+    assert "verify" not in row.phases_ms
+
+
 def test_unknown_log_is_an_error_with_a_remedy() -> None:
     with pytest.raises(BenchError, match="remedy"):
-        parse_upstream(b"\n\n\n\n", "nothing of the kind", prompt="", n_max=1)
+        parse_upstream(b"\n\n\n\n", "nothing of the kind", prompt=PROMPT, n_max=1)
+
+
+def test_prompt_of_another_length_is_an_error() -> None:
+    shorter = Rendered(text=PROMPT.text, tokens=PROMPT.tokens[1:])
+    out = b"\n\n" + PROMPT.text.encode() + b"\n\n\n\n"
+    with pytest.raises(BenchError, match="44 tokens instead of 43"):
+        parse_upstream(out, LOG, prompt=shorter, n_max=2)
 
 
 @pytest.mark.parametrize(
@@ -86,15 +125,7 @@ def test_first_difference(run: Run, index: int) -> None:
 def test_ratio_is_taken_within_a_repeat() -> None:
     """A machine that is twice as slow in one repeat must not move the ratio."""
     records = [
-        Record(
-            system=system,
-            group="questions",
-            prompt="p",
-            repeat=repeat,
-            run=_run([7, 8, 9], decode_s=decode_s * (repeat + 1)),
-            difference=None,
-            foreign_cpu_s=None,
-        )
+        _record(system, _run([7, 8, 9], decode_s=decode_s * (repeat + 1)), repeat)
         for repeat in range(2)
         for system, decode_s in ((System(UPSTREAM, 3), 2.0), (System(PLAIN, 0), 1.0))
     ]
@@ -102,3 +133,17 @@ def test_ratio_is_taken_within_a_repeat() -> None:
     assert rows["plain"].tokens_per_s_range == (50, 100)
     assert rows["llama.cpp n=3"].ratio_range == (0.5, 0.5)
     assert rows["plain"].outside == pytest.approx(0.1)
+
+
+def test_best_rows_are_compared() -> None:
+    seconds = {
+        System(UPSTREAM, 1): 2.0,
+        System(UPSTREAM, 3): 4.0,
+        System(OURS, 1): 3.0,
+        System(OURS, 3): 1.0,
+    }
+    records = [
+        _record(system, _run([7], decode_s=decode_s)) for system, decode_s in seconds.items()
+    ]
+    assert best(summarise(records)) == [Best("questions", "pydflash2 n=3", "llama.cpp n=1", 2.0)]
+    assert best(summarise(records[:2])) == []

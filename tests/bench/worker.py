@@ -87,6 +87,25 @@ class Llama:
             raise SystemExit("llama.cpp cannot tokenize the prompt")
         return list(room[:n])
 
+    def shorten(self, text: str, n_tokens: int) -> str:
+        """The beginning of a text, ``n_tokens`` long but for the word that this cuts through."""
+        tokens = self.tokenize(text)
+        if len(tokens) < n_tokens:
+            raise SystemExit(f"the filler has {len(tokens)} tokens: give a smaller --context")
+        head = b"".join(self.piece(token) for token in tokens[:n_tokens])
+        return head.decode(errors="ignore").rpartition(" ")[0]
+
+    def trained_context(self) -> int | None:
+        """The context length that the target was trained with, if its file tells."""
+        architecture = self._metadata("general.architecture")
+        length = self._metadata(f"{architecture}.context_length")
+        return int(length) if length else None
+
+    def _metadata(self, key: str) -> str:
+        room = ctypes.create_string_buffer(256)
+        self.lib.llama_model_meta_val_str(self.model, key.encode(), room, len(room))
+        return room.value.decode()
+
     def piece(self, token: int) -> bytes:
         """The bytes of one token, special tokens spelled out as llama.cpp's tools print them."""
         room = ctypes.create_string_buffer(256)
@@ -103,7 +122,8 @@ class Llama:
         for slot, message in zip(chat, messages, strict=True):
             slot.role = message["role"].encode()
             slot.content = message["content"].encode()
-        room = ctypes.create_string_buffer(1 << 16)
+        n_bytes = sum(len(slot.content) for slot in chat)
+        room = ctypes.create_string_buffer(n_bytes + (1 << 12))
         n = lib.llama_chat_apply_template(template, chat, len(messages), True, room, len(room))
         if not 0 <= n <= len(room):
             raise SystemExit("llama.cpp does not know the target's chat template")
@@ -112,9 +132,12 @@ class Llama:
     def decode(self, tokens: list[int]) -> None:
         """Appends tokens to the context; only the last one's logits are kept."""
         lib = self.lib
-        array = (lib.llama_token * len(tokens))(*tokens)
-        if lib.llama_decode(self.context, lib.llama_batch_get_one(array, len(tokens))) != 0:
-            raise SystemExit("llama_decode failed")
+        n_batch = int(lib.llama_n_batch(self.context))
+        for start in range(0, len(tokens), n_batch):
+            some = tokens[start : start + n_batch]
+            array = (lib.llama_token * len(some))(*some)
+            if lib.llama_decode(self.context, lib.llama_batch_get_one(array, len(some))) != 0:
+                raise SystemExit("llama_decode failed")
 
     def decode_one(self, token: int) -> None:
         """Appends one token, without allocating."""
@@ -135,14 +158,22 @@ class Llama:
 
 
 def inspect(request: dict[str, Any]) -> dict[str, Any]:
-    """Describes the target and renders the prompts, loading its vocabulary only."""
+    """Describes the target and renders the prompts, loading its vocabulary only.
+
+    ``n_context`` tokens of the text ``filler`` go ahead of every question.
+    """
     import llama_cpp
 
     llama = Llama(request["target"], n_ctx=0, n_threads=1, vocab_only=True)
+    if request["n_context"] > 0:
+        filler = llama.shorten(request["filler"], request["n_context"])
+        for messages in request["prompts"]:
+            messages[-1]["content"] = f"{filler}\n\n{messages[-1]['content']}"
     prompts = [llama.render(messages) for messages in request["prompts"]]
     return {
         "prompts": prompts,
         "prompt_tokens": [llama.tokenize(prompt) for prompt in prompts],
+        "trained_context": llama.trained_context(),
         "llama_cpp_python": llama_cpp.__version__,
         "system_info": llama.lib.llama_print_system_info().decode(errors="replace"),
     }

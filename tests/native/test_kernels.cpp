@@ -416,10 +416,10 @@ void multiply_badly(float *sums, const void *tile, const void *batch, int32_t n_
 
 void test_failing_self_test() {
   df2::KernelTable table = df2::choose_kernels(df2_cpu_features(), true);
-  right_kernel = table[DF2_QMM_Q8_0];
+  right_kernel = table.matmul[DF2_QMM_Q8_0];
   df2_qmm_kernel broken = *right_kernel;
   broken.multiply = multiply_badly;
-  table[DF2_QMM_Q8_0] = &broken;
+  table.matmul[DF2_QMM_Q8_0] = &broken;
   log_lines.clear();
   const df2::KernelStatus status = df2::register_kernels(table, broken.isa);
   CHECK(status.state == DF2_KERNELS_FAILED);

@@ -1,20 +1,15 @@
 /* AVX-512 with VNNI: one vector is a whole tile. vpdpbusd wants unsigned weights, so signed codes are moved up by 128.
  */
-#include <immintrin.h>
+#include "ops/common/vector_avx512.h"
 
 #define DF2_ISA avx512
-#define DF2_LANES 16
 #define DF2_SIGNED_BIAS 128
 
 typedef __m512i v8;
 typedef __m512i vi;
-typedef __m512 vf;
 
 #define V8 static inline __attribute__((always_inline)) v8
 #define VI static inline __attribute__((always_inline)) vi
-#define VF static inline __attribute__((always_inline)) vf
-
-#include <stdint.h>
 
 V8 v8_load(const uint8_t *bytes) {
   return _mm512_loadu_si512(bytes);
@@ -55,38 +50,13 @@ VI vi_dot(vi sum, const v8 *w, const int8_t *x, int n_groups, int largest_code) 
   return sum;
 }
 
-VF vf_set1(float value) {
-  return _mm512_set1_ps(value);
-}
-VF vf_load(const float *values) {
-  return _mm512_load_ps(values);
-}
-static inline void vf_store(float *values, vf a) {
-  _mm512_store_ps(values, a);
-}
-VF vf_mul(vf a, vf b) {
-  return _mm512_mul_ps(a, b);
-}
-VF vf_fma(vf a, vf b, vf c) {
-  return _mm512_fmadd_ps(a, b, c);
-}
-VF vf_from_int(vi a) {
+DF2_VF vf_from_int(vi a) {
   return _mm512_cvtepi32_ps(a);
 }
-VF vf_from_f16(const uint8_t *halves) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)halves));
-}
-VF vf_from_bf16(const uint8_t *halves) {
-  const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)halves));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
-}
-VF vf_from_u8(const uint8_t *bytes) {
+DF2_VF vf_from_u8(const uint8_t *bytes) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)bytes)));
 }
-VF vf_from_s8(const uint8_t *bytes) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)bytes)));
-}
-VF vf_from_exponent(const uint8_t *bytes) {
+DF2_VF vf_from_exponent(const uint8_t *bytes) {
   const __m512i words = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)bytes));
   return _mm512_castsi512_ps(_mm512_slli_epi32(words, 23));
 }

@@ -1,0 +1,105 @@
+/* Flash attention for a few query rows over a long cache.
+ *
+ * For one K/V head, its query rows (queries times the heads that share it) attend to keys 0 .. n_keys - 1:
+ *
+ *   s[c] = softcap(scale * <q, k[c]>) + slope * mask[c]        softcap(x) = cap * tanh(x / cap), or x if cap is 0
+ *   o    = sum over c of exp(s[c]) v[c] / (sum over c of exp(s[c]) + exp(sink))
+ *
+ * Keys come in spans of DF2_ATTENTION_SPAN, counted from key 0. A span gives each row a partial result: the largest
+ * score m, the sum l of exp(s - m) and the vector o of sums of exp(s - m) v; partial results are merged in the order of
+ * their spans. Inside a span the same happens tile by tile (64 keys), with sums in a fixed order. A row's result is
+ * therefore the same bits whichever rows it is computed with, on however many threads, and on every instruction set.
+ * Keys that are masked with minus infinity add nothing, so it does not depend on padding either.
+ *
+ * All sums are float32; keys and values are widened, queries are not narrowed. */
+#ifndef DF2_OPS_ATTENTION_H
+#define DF2_OPS_ATTENTION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DF2_ATTENTION_SPAN 256
+#define DF2_ATTENTION_TILE 64
+
+typedef enum df2_attention_type {
+  DF2_ATTENTION_F32,
+  DF2_ATTENTION_F16,
+  DF2_ATTENTION_BF16,
+  DF2_ATTENTION_Q8_0, /* blocks of 32: f16 scale, 32 signed bytes */
+  DF2_ATTENTION_N_TYPES
+} df2_attention_type;
+
+/* Keys or values of one head: vectors of `size` elements, stride_bytes apart. */
+typedef struct df2_attention_cache {
+  df2_attention_type type;
+  int32_t size; /* a multiple of 16, of 32 for q8_0; at most DF2_ATTENTION_MAX_SIZE */
+  const void *data;
+  size_t stride_bytes;
+} df2_attention_cache;
+
+#define DF2_ATTENTION_MAX_SIZE 1024
+
+/* One query row. */
+typedef struct df2_attention_row {
+  const float *query;   /* [key size] */
+  const uint16_t *mask; /* f16 [n_keys], added; null: none */
+  float slope;          /* of the mask (ALiBi); 1 without */
+} df2_attention_row;
+
+typedef struct df2_attention_params {
+  float scale;
+  float softcap; /* 0: none */
+} df2_attention_params;
+
+/* Floats of a partial result: m and 15 of padding; l as 16 sums, of keys 0, 16, ..., of keys 1, 17, ... and so on,
+ * which only the end adds up; o. */
+static inline size_t df2_attention_partial_floats(int32_t value_size) {
+  return 32 + (size_t)value_size;
+}
+#define DF2_ATTENTION_M 0
+#define DF2_ATTENTION_L 16
+#define DF2_ATTENTION_O 32
+
+/* Bytes of scratch memory for a call with n_rows rows, aligned to 64 bytes. */
+size_t df2_attention_workspace_bytes(int32_t n_rows, int32_t key_size, int32_t value_size);
+
+typedef struct df2_attention_kernel {
+  const char *isa; /* a name DF2_FORCE_ISA takes */
+
+  /* The partial results of n_rows rows over keys [first_key, last_key), which lie in one span and begin it.
+   * partials: [n_rows][df2_attention_partial_floats], aligned to 64 bytes. */
+  void (*attend)(float *partials, const df2_attention_params *params, const df2_attention_row *rows, int32_t n_rows,
+                 const df2_attention_cache *keys, const df2_attention_cache *values, int64_t first_key,
+                 int64_t last_key, void *workspace);
+
+  /* Merges partial results: `total` (of earlier spans) and `next` of one row. */
+  void (*merge)(float *total, const float *next, int32_t value_size);
+
+  /* out[value_size] = o / (l + exp(sink - m)). sink: null for none. Rows without a key give zeros. */
+  void (*finish)(float *out, float *total, const float *sink, int32_t value_size);
+} df2_attention_kernel;
+
+/* A partial result of no keys. */
+void df2_attention_clear(float *partial, int32_t value_size);
+
+/* The best kernel for these CPU features (ops/common/cpu.h); never null. */
+const df2_attention_kernel *df2_attention_find(uint32_t cpu_features);
+
+/* All kernels that were compiled, best first: index 0, 1, ... until null. */
+const df2_attention_kernel *df2_attention_kernel_at(int32_t index, uint32_t *required_features);
+
+/* The definition in double precision, for tests: out[value_size] of one row over all keys. */
+void df2_attention_ref_f64(double *out, const df2_attention_params *params, const df2_attention_row *row,
+                           const df2_attention_cache *keys, const df2_attention_cache *values, int64_t n_keys,
+                           const float *sink);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,97 @@
+/* Float primitives for kernels written once for all instruction sets: AVX2 with FMA and F16C. */
+#ifndef DF2_OPS_COMMON_VECTOR_AVX2_H
+#define DF2_OPS_COMMON_VECTOR_AVX2_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#define DF2_LANES 8
+
+typedef __m256 vf;
+
+#define DF2_VF static inline __attribute__((always_inline)) vf
+#define DF2_VOID static inline __attribute__((always_inline)) void
+
+DF2_VF vf_set1(float value) {
+  return _mm256_set1_ps(value);
+}
+DF2_VF vf_load(const float *values) {
+  return _mm256_load_ps(values);
+}
+DF2_VF vf_loadu(const float *values) {
+  return _mm256_loadu_ps(values);
+}
+DF2_VOID vf_store(float *values, vf a) {
+  _mm256_store_ps(values, a);
+}
+DF2_VOID vf_storeu(float *values, vf a) {
+  _mm256_storeu_ps(values, a);
+}
+DF2_VF vf_add(vf a, vf b) {
+  return _mm256_add_ps(a, b);
+}
+DF2_VF vf_sub(vf a, vf b) {
+  return _mm256_sub_ps(a, b);
+}
+DF2_VF vf_mul(vf a, vf b) {
+  return _mm256_mul_ps(a, b);
+}
+DF2_VF vf_div(vf a, vf b) {
+  return _mm256_div_ps(a, b);
+}
+DF2_VF vf_fma(vf a, vf b, vf c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+DF2_VF vf_max(vf a, vf b) {
+  return _mm256_max_ps(a, b);
+}
+DF2_VF vf_min(vf a, vf b) {
+  return _mm256_min_ps(a, b);
+}
+static inline __attribute__((always_inline)) float vf_largest_lane(vf a) {
+  __m128 half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+}
+DF2_VF vf_from_f16(const uint8_t *halves) {
+  return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));
+}
+DF2_VF vf_from_bf16(const uint8_t *halves) {
+  const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)halves));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
+}
+DF2_VF vf_from_s8(const uint8_t *bytes) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)bytes)));
+}
+DF2_VF vf_set1_f16(const uint8_t *half) {
+  return _mm256_set1_ps(_cvtsh_ss((unsigned short)(half[0] | half[1] << 8)));
+}
+DF2_VF vf_scale_by_power(vf a, vf shifted) {
+  const __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), power));
+}
+DF2_VF vf_zero_below(vf a, vf x, float bound) {
+  return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_set1_ps(bound), _CMP_NLT_UQ), a);
+}
+DF2_VOID vf_transpose(vf r[8]) {
+  vf t[8];
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    for (int h = 0; h < 2; ++h) {
+      r[i + 2 * h] = _mm256_shuffle_ps(t[i + h], t[i + 2 + h], 0x44);
+      r[i + 2 * h + 1] = _mm256_shuffle_ps(t[i + h], t[i + 2 + h], 0xee);
+    }
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x20);
+    t[4 + i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x31);
+  }
+  for (int i = 0; i < 8; ++i) {
+    r[i] = t[i];
+  }
+}
+
+#endif

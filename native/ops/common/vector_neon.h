@@ -1,0 +1,110 @@
+/* Float primitives for kernels written once for all instruction sets: NEON. A vector is two registers: loops then have
+ * two independent operations at hand, and 8-bit and 16-bit values fill what is loaded at once. */
+#ifndef DF2_OPS_COMMON_VECTOR_NEON_H
+#define DF2_OPS_COMMON_VECTOR_NEON_H
+
+#include <arm_neon.h>
+#include <stdint.h>
+
+#define DF2_LANES 8
+
+typedef struct vf {
+  float32x4_t part[2];
+} vf;
+
+#define DF2_VF static inline __attribute__((always_inline)) vf
+#define DF2_VOID static inline __attribute__((always_inline)) void
+
+DF2_VF vf_set1(float value) {
+  return (vf){{vdupq_n_f32(value), vdupq_n_f32(value)}};
+}
+DF2_VF vf_load(const float *values) {
+  return (vf){{vld1q_f32(values), vld1q_f32(values + 4)}};
+}
+DF2_VF vf_loadu(const float *values) {
+  return vf_load(values);
+}
+DF2_VOID vf_store(float *values, vf a) {
+  vst1q_f32(values, a.part[0]);
+  vst1q_f32(values + 4, a.part[1]);
+}
+DF2_VOID vf_storeu(float *values, vf a) {
+  vf_store(values, a);
+}
+DF2_VF vf_add(vf a, vf b) {
+  return (vf){{vaddq_f32(a.part[0], b.part[0]), vaddq_f32(a.part[1], b.part[1])}};
+}
+DF2_VF vf_sub(vf a, vf b) {
+  return (vf){{vsubq_f32(a.part[0], b.part[0]), vsubq_f32(a.part[1], b.part[1])}};
+}
+DF2_VF vf_mul(vf a, vf b) {
+  return (vf){{vmulq_f32(a.part[0], b.part[0]), vmulq_f32(a.part[1], b.part[1])}};
+}
+DF2_VF vf_div(vf a, vf b) {
+  return (vf){{vdivq_f32(a.part[0], b.part[0]), vdivq_f32(a.part[1], b.part[1])}};
+}
+DF2_VF vf_fma(vf a, vf b, vf c) {
+  return (vf){{vfmaq_f32(c.part[0], a.part[0], b.part[0]), vfmaq_f32(c.part[1], a.part[1], b.part[1])}};
+}
+DF2_VF vf_max(vf a, vf b) {
+  return (vf){{vmaxq_f32(a.part[0], b.part[0]), vmaxq_f32(a.part[1], b.part[1])}};
+}
+DF2_VF vf_min(vf a, vf b) {
+  return (vf){{vminq_f32(a.part[0], b.part[0]), vminq_f32(a.part[1], b.part[1])}};
+}
+static inline __attribute__((always_inline)) float vf_largest_lane(vf a) {
+  return vmaxvq_f32(vmaxq_f32(a.part[0], a.part[1]));
+}
+DF2_VF vf_from_f16(const uint8_t *halves) {
+  const float16x8_t h = vreinterpretq_f16_u8(vld1q_u8(halves));
+  return (vf){{vcvt_f32_f16(vget_low_f16(h)), vcvt_high_f32_f16(h)}};
+}
+DF2_VF vf_from_bf16(const uint8_t *halves) {
+  const uint16x8_t h = vreinterpretq_u16_u8(vld1q_u8(halves));
+  return (vf){
+      {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(h), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(h, 16))}};
+}
+DF2_VF vf_from_s8(const uint8_t *bytes) {
+  const int16x8_t h = vmovl_s8(vreinterpret_s8_u8(vld1_u8(bytes)));
+  return (vf){{vcvtq_f32_s32(vmovl_s16(vget_low_s16(h))), vcvtq_f32_s32(vmovl_high_s16(h))}};
+}
+DF2_VF vf_set1_f16(const uint8_t *half) {
+  const float32x4_t value = vcvt_f32_f16(vreinterpret_f16_u16(vld1_dup_u16((const uint16_t *)(const void *)half)));
+  return (vf){{value, value}};
+}
+DF2_VF vf_scale_by_power(vf a, vf shifted) {
+  for (int i = 0; i < 2; ++i) {
+    const int32x4_t power = vshlq_n_s32(vreinterpretq_s32_f32(shifted.part[i]), 23);
+    a.part[i] = vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a.part[i]), power));
+  }
+  return a;
+}
+DF2_VF vf_zero_below(vf a, vf x, float bound) {
+  for (int i = 0; i < 2; ++i) {
+    const uint32x4_t is_below = vcltq_f32(x.part[i], vdupq_n_f32(bound));
+    a.part[i] = vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(a.part[i]), is_below));
+  }
+  return a;
+}
+DF2_VOID transpose_quarter(vf *rows, const int part) {
+  const float32x4_t a = rows[0].part[part], b = rows[1].part[part], c = rows[2].part[part], d = rows[3].part[part];
+  const float64x2_t ab_even = vreinterpretq_f64_f32(vtrn1q_f32(a, b)), ab_odd = vreinterpretq_f64_f32(vtrn2q_f32(a, b));
+  const float64x2_t cd_even = vreinterpretq_f64_f32(vtrn1q_f32(c, d)), cd_odd = vreinterpretq_f64_f32(vtrn2q_f32(c, d));
+  rows[0].part[part] = vreinterpretq_f32_f64(vzip1q_f64(ab_even, cd_even));
+  rows[1].part[part] = vreinterpretq_f32_f64(vzip1q_f64(ab_odd, cd_odd));
+  rows[2].part[part] = vreinterpretq_f32_f64(vzip2q_f64(ab_even, cd_even));
+  rows[3].part[part] = vreinterpretq_f32_f64(vzip2q_f64(ab_odd, cd_odd));
+}
+DF2_VOID vf_transpose(vf r[8]) {
+  transpose_quarter(r, 0);
+  transpose_quarter(r, 1);
+  transpose_quarter(r + 4, 0);
+  transpose_quarter(r + 4, 1);
+  for (int i = 0; i < 4; ++i) {
+    const float32x4_t upper_right = r[i].part[1];
+    r[i].part[1] = r[4 + i].part[0];
+    r[4 + i].part[0] = upper_right;
+  }
+}
+
+#endif

@@ -1,0 +1,114 @@
+"""Greedy text with drafting is greedy text without, byte for byte.
+
+With the kernels on, a token's logits have the same bits whether it is decoded alone or in a block,
+on however many threads, and however its prompt was cut into batches (tests/parity says so of
+logits). docs/identity.md lists what is promised.
+
+By default a sample; DFLASH2_FULL=1 runs 200 prompts of 128 tokens in four quantisations, and 20
+prompts after 4,000 tokens of context, each on 1 and 2 threads (about an hour).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pydflash2
+from tests.bench.quantise import requantised
+from tests.tools.prompts import questions
+
+IS_FULL = os.environ.get("DFLASH2_FULL") == "1"
+TYPES = ["Q4_1", "Q4_0", "Q4_K_M", "Q8_0"] if IS_FULL else ["Q4_1", "Q4_K_M"]
+N_PROMPTS = 200 if IS_FULL else 4
+N_LONG_PROMPTS = 20 if IS_FULL else 1
+N_LONG_CONTEXT = 4000 if IS_FULL else 700
+N_TOKENS = 128 if IS_FULL else 48
+THREADS = (1, 2)
+
+
+@pytest.fixture(autouse=True)
+def _kernels_in_use() -> None:
+    found = pydflash2.enable_kernels()
+    if found.state != "active":
+        pytest.skip(f"kernels are not in use: {found.note}")
+
+
+@pytest.fixture(scope="module", params=TYPES)
+def model(
+    request: pytest.FixtureRequest, smollm_target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """SmolLM2 in one type."""
+    if request.param == "Q4_1":
+        yield smollm_target
+        return
+    yield requantised(smollm_target, request.param, folder=tmp_path_factory.mktemp("quantised"))
+
+
+def generate(session: pydflash2.Session, prompt: list[int]) -> list[int]:
+    """The greedy continuation, end-of-generation tokens ignored."""
+    session.rewind(0)
+    session.prefill(prompt)
+    while session.n_tokens < len(prompt) + N_TOKENS:
+        session.step(len(prompt) + N_TOKENS - session.n_tokens)
+    return list(session.tokens[len(prompt) :])
+
+
+def texts(
+    target: pydflash2.Target,
+    drafter: pydflash2.Drafter | None,
+    n_draft: int,
+    prompts: list[list[int]],
+) -> list[list[int]]:
+    with pydflash2.Session(target, drafter, n_draft=n_draft, ignore_end=True) as session:
+        return [generate(session, prompt) for prompt in prompts]
+
+
+def chat_prompts(model: Path, n: int) -> list[list[int]]:
+    with pydflash2.load(model, n_ctx=512) as llm:
+        return [llm.format_chat([{"role": "user", "content": text}]) for text in questions(n)]
+
+
+def test_texts(model: Path, smollm_drafter: Path) -> None:
+    prompts = chat_prompts(model, N_PROMPTS)
+    expected: list[list[int]] | None = None
+    for n_threads in THREADS:
+        with (
+            pydflash2.Target(model, n_ctx=512, n_threads=n_threads) as target,
+            pydflash2.Drafter(smollm_drafter) as drafter,
+        ):
+            if expected is None:
+                expected = texts(target, None, 0, prompts)
+            for n_draft in (1, 4, 7) if n_threads == 2 and not IS_FULL else (7,):
+                assert texts(target, drafter, n_draft, prompts) == expected, (n_threads, n_draft)
+
+
+def test_texts_after_a_long_context(model: Path, smollm_drafter: Path) -> None:
+    short = chat_prompts(model, N_LONG_PROMPTS + 60)
+    filler = [token for prompt in short[N_LONG_PROMPTS:] for token in prompt]
+    filler = (filler * (N_LONG_CONTEXT // len(filler) + 1))[:N_LONG_CONTEXT]
+    prompts = [filler + prompt for prompt in short[:N_LONG_PROMPTS]]
+    n_ctx = N_LONG_CONTEXT + 512
+    expected: list[list[int]] | None = None
+    for n_threads in THREADS:
+        with (
+            pydflash2.Target(model, n_ctx=n_ctx, n_threads=n_threads) as target,
+            pydflash2.Drafter(smollm_drafter) as drafter,
+        ):
+            if expected is None:
+                expected = texts(target, None, 0, prompts)
+            assert texts(target, drafter, 7, prompts) == expected, n_threads
+
+
+def test_the_batch_of_the_prompt_does_not_matter(smollm_target: Path, smollm_drafter: Path) -> None:
+    prompts = chat_prompts(smollm_target, 3)
+    found = []
+    for n_batch in (16, 64, 512):
+        with (
+            pydflash2.Target(smollm_target, n_ctx=512, n_batch=n_batch) as target,
+            pydflash2.Drafter(smollm_drafter) as drafter,
+        ):
+            found.append(texts(target, drafter, 7, prompts))
+    assert found[0] == found[1] == found[2]

@@ -1,0 +1,132 @@
+"""A token's logits have the same bits alone and in a batch, on any number of threads.
+
+One case for each thing in a CPU decode that could depend on the width of a batch. Cases that leave
+wide batches to ggml (docs/identity.md) are tested up to the width of a verify.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import pydflash2
+from tests.bench.quantise import FileType, write_requantised
+from tests.bench.synthetic import synthetic
+from tests.tools.tiny_targets import write_tiny_target
+
+N_TOKENS = 200
+WIDTHS = ([2], [7], [8], [16], [64], [3, 1, 40])
+Logits = npt.NDArray[np.float32]
+_Q2_K, _GGML_Q8_0, _GGML_F32 = 10, 8, 0  # llama_ftype; ggml_type
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, made in a folder from the tiny target and SmolLM2, and options of its context."""
+
+    make: Callable[[Path, Path, Path], Path]
+    options: dict[str, Any] = field(default_factory=dict)
+    any_width: bool = True
+
+
+def smollm(folder: Path, tiny: Path, smollm: Path) -> Path:
+    return smollm
+
+
+def architecture(name: str) -> Callable[[Path, Path, Path], Path]:
+    return lambda folder, tiny, smollm: write_tiny_target(
+        folder / "target.gguf", name, tokenizer_from=tiny
+    )
+
+
+def experts(type_name: str) -> Callable[[Path, Path, Path], Path]:
+    return lambda folder, tiny, smollm: synthetic("tiny-moe", type_name, folder=folder)
+
+
+def without_kernel(folder: Path, tiny: Path, smollm: Path) -> Path:
+    """Q2_K has no kernel."""
+    out = folder / "q2_k.gguf"
+    write_requantised(smollm, out, FileType(_Q2_K))
+    return out
+
+
+CASES = {
+    "packed weights and flash attention": Case(smollm),
+    "quantised cache": Case(smollm, {"type_k": _GGML_Q8_0, "type_v": _GGML_Q8_0}),
+    "float32 cache": Case(smollm, {"type_k": _GGML_F32, "type_v": _GGML_F32}),
+    "no flash attention": Case(smollm, {"flash_attn": False}, any_width=False),
+    "a type without a kernel": Case(without_kernel, any_width=False),
+    "float32 weights": Case(architecture("qwen2")),
+    "a sliding window": Case(architecture("gemma3")),
+    "experts": Case(experts("Q4_0")),
+    "experts in mxfp4": Case(experts("MXFP4")),
+    "experts in float16, no flash attention": Case(
+        experts("F16"), {"flash_attn": False}, any_width=False
+    ),
+}
+
+
+def decode(context: Any, n_vocab: int, pattern: list[int]) -> Logits:
+    """The logits of N_TOKENS tokens, decoded in batches of these widths, over and over."""
+    tokens = np.random.default_rng(1).integers(n_vocab // 4, n_vocab - 2, N_TOKENS)
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+    batch = llama_cpp.llama_batch_init(N_TOKENS, 0, 1)
+    rows: list[Logits] = []
+    while len(rows) < N_TOKENS:
+        at = len(rows)
+        batch.n_tokens = min(pattern[at % len(pattern)], N_TOKENS - at)
+        for i in range(batch.n_tokens):
+            batch.token[i] = int(tokens[at + i])
+            batch.pos[i] = at + i
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = 0
+            batch.logits[i] = True
+        assert llama_cpp.llama_decode(context, batch) == 0
+        for i in range(batch.n_tokens):
+            row = llama_cpp.llama_get_logits_ith(context, i)
+            rows.append(np.ctypeslib.as_array(row, (n_vocab,)).copy())
+    llama_cpp.llama_batch_free(batch)
+    return np.stack(rows)
+
+
+def opened(path: Path, n_threads: int, options: dict[str, Any]) -> llama_cpp.Llama:
+    chosen = {"flash_attn": True, "n_threads": n_threads, "n_threads_batch": n_threads, **options}
+    return llama_cpp.Llama(
+        str(path), n_ctx=512, n_batch=N_TOKENS, n_gpu_layers=0, verbose=False, **chosen
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bits(name: str, tiny_target: Path, smollm_target: Path, tmp_path: Path) -> None:
+    found = pydflash2.enable_kernels()
+    if found.state != "active":
+        pytest.skip(f"kernels are not in use: {found.note}")
+    case = CASES[name]
+    path = case.make(tmp_path, tiny_target, smollm_target)
+    llama = opened(path, 2, case.options)
+    expected = decode(llama.ctx, llama.n_vocab(), [1])
+    assert np.isfinite(expected).all()
+    for pattern in [*WIDTHS, [N_TOKENS]] if case.any_width else WIDTHS:
+        assert np.array_equal(decode(llama.ctx, llama.n_vocab(), list(pattern)), expected), pattern
+    llama.close()
+    for n_threads in (1, 3):
+        llama = opened(path, n_threads, case.options)
+        assert np.array_equal(decode(llama.ctx, llama.n_vocab(), [8]), expected), n_threads
+        llama.close()
+
+
+def test_the_comparison_can_fail(tiny_target: Path, tmp_path: Path) -> None:
+    """With kernels off, llama.cpp gives other bits in batches than alone."""
+    path = architecture("qwen2")(tmp_path, tiny_target, tiny_target)
+    with pydflash2.Target(path, n_ctx=512, n_batch=256, n_threads=2, kernels=False) as target:
+        context = ctypes.c_void_p(target.context_address)
+        n_vocab = target.vocab.n_tokens
+        assert not np.array_equal(decode(context, n_vocab, [64]), decode(context, n_vocab, [1]))
