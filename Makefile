@@ -17,7 +17,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 BUILD := build/package
 
-NATIVE := $(shell find native tests/native tests/fuzz examples -type f) CMakeLists.txt
+NATIVE := $(shell find native tests/native tests/bench/native tests/fuzz examples -type f) CMakeLists.txt
 PACKAGE := $(shell find pydflash2 convert -type f -not -name '*.pyc') pyproject.toml README.md LICENSE
 C_SOURCES := $(shell find native tests examples -name '*.[ch]' -o -name '*.cpp')
 

@@ -1,7 +1,7 @@
-"""``python -m tests.bench kernels``: runs ``bench_qmm`` and writes its results down.
+"""``python -m tests.bench kernels``: runs a bench of native code and writes its results down.
 
-``bench_qmm`` (``tests/bench/native``) is a C program that needs no model and no Python; it is built
-with the native tests. This adds what a number depends on, and keeps everything in one JSON file.
+``bench_qmm`` and ``bench_attention`` (``tests/bench/native``) are C programs that need no model and
+no Python; they are built with the native tests. This adds what a number depends on, and keeps everything in one JSON file.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,23 @@ from .report import markdown_table
 
 FORMAT = 1  # of the JSON file; raised when a field changes its meaning
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_PROGRAM = Path("build") / "package" / "tests" / "native" / "bench" / "bench_qmm"
+_PROGRAMS = Path("build") / "package" / "tests" / "native" / "bench"
 _LIMIT_S = 1800
-_COLUMNS = {
+
+
+@dataclass(frozen=True, slots=True)
+class _Op:
+    """A program, and how its results are kept and shown."""
+
+    program: str
+    line: str  # the key of its JSON lines
+    field: str  # of the file
+    columns: dict[str, str]
+    limits: str
+    legend: str
+
+
+_COMMON_COLUMNS = {
     "type": "{type}",
     "isa": "{isa}",
     "threads": "{n_threads}",
@@ -30,19 +45,37 @@ _COLUMNS = {
     "ms": "{median_ms:.2f} ({best_ms:.2f})",
     "GB/s": "{gb_per_s:.1f}",
     "reading": "{read_gb_per_s:.1f}",
-    "x reading": "{times_streaming:.2f}",
     "GOP/s": "{gop_per_s:.0f}",
     "of peak": "{of_peak:.0%}",
     "of limit": "{of_limit:.0%}",
-    "prepare, us": "{prepare_us:.1f}",
 }
-_LEGEND = (
+_COMMON_LEGEND = (
     "ms: median of the repeats, and the best in brackets; all else refers to the best. reading: "
-    "how fast the same threads read the same packed bytes and do nothing else, measured right "
-    "before. x reading: time over that of reading the packed weights once. of peak: share of the "
-    "machine's multiplication rate. of limit: the least time possible, by reading or by "
-    "multiplying, over the time. prepare: quantising the rows, on one thread."
+    "how fast the same threads read the same bytes and do nothing else, measured right before. "
+    "of peak: share of the machine's multiplication rate. of limit: the least time possible, by "
+    "reading once or by multiplying, over the time. "
 )
+_OPS = {
+    "matmul": _Op(
+        program="bench_qmm",
+        line="product",
+        field="products",
+        columns=_COMMON_COLUMNS
+        | {"x reading": "{times_streaming:.2f}", "prepare, us": "{prepare_us:.1f}"},
+        limits="memory {read_gb_per_s:.1f} GB/s, 8-bit products {int8_gop_per_s:.0f} GOP/s, "
+        "float {float_gop_per_s:.0f} GOP/s",
+        legend="x reading: time over that of reading the packed weights once. prepare: quantising "
+        "the rows, on one thread.",
+    ),
+    "attention": _Op(
+        program="bench_attention",
+        line="attention",
+        field="attention",
+        columns={"keys": "{n_keys}"} | _COMMON_COLUMNS,
+        limits="float {float_gop_per_s:.0f} GOP/s",
+        legend="rows: queries times heads that share a K/V head. keys: of the cache, in type.",
+    ),
+}
 
 
 def main(argv: list[str]) -> int:
@@ -56,13 +89,14 @@ def main(argv: list[str]) -> int:
 
 
 def _bench(arguments: argparse.Namespace, passed_on: list[str]) -> int:
-    program: Path = arguments.program or _REPOSITORY / _PROGRAM
+    op = _OPS[arguments.op]
+    program: Path = arguments.program or _REPOSITORY / _PROGRAMS / op.program
     if not program.is_file():
         raise BenchError(
             f"{program} is not a file",
-            "make test builds it; or --program PATH of a bench_qmm you built",
+            f"make test builds it; or --program PATH of a {op.program} you built",
         )
-    limits, products, interference = _run(program, passed_on)
+    limits, results, interference = _run(op, program, passed_on)
     result = {
         "format": FORMAT,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -70,19 +104,19 @@ def _bench(arguments: argparse.Namespace, passed_on: list[str]) -> int:
         "arguments": passed_on,
         "foreign_cpu_s": interference,
         "limits": limits,
-        "products": products,
+        op.field: results,
     }
     folder = arguments.out or Path("build") / "bench"
     folder.mkdir(parents=True, exist_ok=True)
-    out = folder / f"kernels-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}.json"
+    out = folder / f"kernels-{arguments.op}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}.json"
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(_lines(limits, products)))
+    print("\n".join(_lines(op, limits, results)))
     print(f"\nwrote {out}")
-    return 0 if all(product["is_right"] for product in products) else 1
+    return 0 if all(one["is_right"] for one in results) else 1
 
 
 def _run(
-    program: Path, passed_on: list[str]
+    op: _Op, program: Path, passed_on: list[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], float | None]:
     interference = environment.Interference()
     try:
@@ -94,39 +128,38 @@ def _run(
             timeout=_LIMIT_S,
         )
     except subprocess.TimeoutExpired as error:
-        raise BenchError(f"bench_qmm did not end in {_LIMIT_S} s", "fewer --types") from error
+        raise BenchError(f"{op.program} did not end in {_LIMIT_S} s", "fewer --types") from error
     if done.returncode not in (0, 1) or not done.stdout:
-        raise BenchError("bench_qmm failed", "its own message, above, says why")
+        raise BenchError(f"{op.program} failed", "its own message, above, says why")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     return (
         [line["limits"] for line in lines if "limits" in line],
-        [line["product"] for line in lines if "product" in line],
+        [line[op.line] for line in lines if op.line in line],
         interference.foreign_seconds(),
     )
 
 
-def _lines(limits: list[dict[str, Any]], products: list[dict[str, Any]]) -> list[str]:
-    lines = [
-        "- threads: {n_threads} ({isa}): memory {read_gb_per_s:.1f} GB/s, 8-bit products "
-        "{int8_gop_per_s:.0f} GOP/s, float {float_gop_per_s:.0f} GOP/s".format(**limit)
-        for limit in limits
-    ]
-    body = [[cell.format(**product) for cell in _COLUMNS.values()] for product in products]
+def _lines(op: _Op, limits: list[dict[str, Any]], results: list[dict[str, Any]]) -> list[str]:
+    lines = [f"- threads: {{n_threads}} ({{isa}}): {op.limits}".format(**limit) for limit in limits]
+    body = [[cell.format(**one) for cell in op.columns.values()] for one in results]
     wrong = [
-        "WRONG RESULTS: {type} {isa}, {n_rows} rows".format(**product)
-        for product in products
-        if not product["is_right"]
+        "WRONG RESULTS: {type} {isa}, {n_rows} rows".format(**one)
+        for one in results
+        if not one["is_right"]
     ]
-    return [*lines, "", *markdown_table(list(_COLUMNS), body), "", *wrong, _LEGEND]
+    legend = _COMMON_LEGEND + op.legend
+    return [*lines, "", *markdown_table(list(op.columns), body), "", *wrong, legend]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench kernels",
-        description="How close the matrix products come to what the machine can do. "
-        "All other options go to bench_qmm: --threads 1,2 --rows 1,8 --types q4_0 --isa NAME "
-        "--inputs N --mib N --repeats N.",
+        description="How close the matrix products, or attention, come to what the machine can do. "
+        "All other options go to the program: --threads 1,2 --rows 1,8 --types q4_0 --isa NAME "
+        "--mib N --repeats N; bench_qmm also takes --inputs N, bench_attention --keys 256,8192 "
+        "--size N --heads N.",
     )
-    parser.add_argument("--program", type=Path, help=f"bench_qmm (default: {_PROGRAM})")
+    parser.add_argument("--op", choices=list(_OPS), default="matmul", help="what to measure")
+    parser.add_argument("--program", type=Path, help=f"the program (default: in {_PROGRAMS})")
     parser.add_argument("--out", type=Path, help="folder of the results (default: build/bench)")
     return parser
