@@ -241,7 +241,8 @@ def cost(request: dict[str, Any]) -> dict[str, Any]:
     widths: list[int] = request["widths"]
     n_prefill: int = request["n_prefill"]
     tokens = _pseudo_random_tokens(depth + max(n_prefill, *widths), model.n_vocab)
-    model.decode(tokens[:depth], 0, all_logits=False)
+    for first in range(0, depth, _BATCH):
+        model.decode(tokens[first : min(depth, first + _BATCH)], first, all_logits=False)
     times: dict[int, list[float]] = {n: [] for n in (*widths, n_prefill)}
     rows: dict[int, str] = {}
     for _ in range(request["n_passes"]):

@@ -1,7 +1,8 @@
 """``python -m tests.bench kernels``: runs a bench of native code and writes its results down.
 
 ``bench_qmm`` and ``bench_attention`` (``tests/bench/native``) are C programs that need no model and
-no Python; they are built with the native tests. This adds what a number depends on, and keeps everything in one JSON file.
+no Python; they are built with the native tests. This adds what a number depends on, and keeps
+everything in one JSON file.
 """
 
 from __future__ import annotations
