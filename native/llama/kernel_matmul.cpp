@@ -18,8 +18,10 @@ constexpr size_t kRunBytes = 256 * 1024;
 // A claim takes this share of what is left, divided by the threads: few claims, and small ones at the end, when slow
 // cores must not be waited for.
 constexpr int64_t kClaimShare = 3;
-// What a core can well have under way before it starts on its first run.
-constexpr size_t kPrefetchBytes = 16 * 1024;
+// What a thread fetches ahead of its first run while it waits for the others, and of the next one; kernels look ahead
+// themselves within a run.
+constexpr size_t kFirstPrefetchBytes = 16 * 1024;
+constexpr size_t kNextPrefetchBytes = 4 * 1024;
 // A product with fewer tiles than this per thread is also split by batches.
 constexpr int64_t kUnitsPerThread = 4;
 
@@ -319,36 +321,47 @@ class Team {
   }
 
   // The start of what this thread will multiply first is on its way while it waits for the others.
-  void prefetch_first_run() const {
-    const int64_t run = first_run();
-    const int64_t begin = ith_ * run;
-    if (begin >= n_units()) {
-      return;
-    }
-    const int64_t tile = begin % shape_.n_tiles;
-    const uint8_t *weights =
-        product_.group(begin / shape_.n_tiles).tiles + static_cast<size_t>(tile) * shape_.tile_bytes;
-    const size_t n_bytes =
-        std::min(kPrefetchBytes, static_cast<size_t>(std::min(run, shape_.n_tiles - tile)) * shape_.tile_bytes);
-    for (size_t i = 0; i < n_bytes; i += kLine) {
-      __builtin_prefetch(weights + i, 0, 2);
-    }
-  }
+  void prefetch_first_run() const { prefetch(ith_ * first_run(), kFirstPrefetchBytes); }
 
+  // The next run is claimed, and its start fetched, before this one is multiplied.
   void multiply() const {
     const int64_t n = n_units();
-    int64_t run = first_run();
-    int64_t begin = ith_ * run;
-    while (begin < n) {
-      multiply_units(begin, std::min(n, begin + run));
-      begin = product_.counter->load(std::memory_order_relaxed);
-      do {
-        run = run_length(n - begin, nth_, longest_run());
-      } while (begin < n && !product_.counter->compare_exchange_weak(begin, begin + run, std::memory_order_relaxed));
+    Run run = {ith_ * first_run(), first_run()};
+    while (run.begin < n) {
+      const Run next = claim();
+      prefetch(next.begin, kNextPrefetchBytes);
+      multiply_units(run.begin, std::min(n, run.begin + run.length));
+      run = next;
     }
   }
 
  private:
+  struct Run {
+    int64_t begin;
+    int64_t length;
+  };
+
+  Run claim() const {
+    int64_t begin = product_.counter->load(std::memory_order_relaxed);
+    int64_t length = 0;
+    do {
+      length = run_length(n_units() - begin, nth_, longest_run());
+    } while (begin < n_units() &&
+             !product_.counter->compare_exchange_weak(begin, begin + length, std::memory_order_relaxed));
+    return {begin, length};
+  }
+
+  void prefetch(int64_t unit, size_t n_bytes) const {
+    if (unit >= n_units()) {
+      return;
+    }
+    const auto tile = static_cast<size_t>(unit % shape_.n_tiles);
+    const uint8_t *weights = product_.group(unit / shape_.n_tiles).tiles + tile * shape_.tile_bytes;
+    for (size_t i = 0; i < std::min(n_bytes, shape_.tile_bytes); i += kLine) {
+      __builtin_prefetch(weights + i, 0, 2);
+    }
+  }
+
   int64_t longest_run() const {
     const bool is_reused = product_.n_batches() > product_.n_groups();
     return is_reused ? std::max<int64_t>(1, static_cast<int64_t>(kRunBytes / shape_.tile_bytes)) : INT64_MAX;

@@ -172,13 +172,13 @@ DF2_INLINE void multiply_pairs(float *sums, const uint8_t *tile, const uint8_t *
     return;
   }
   const int64_t n_blocks = n_in / DF2_QMM_BLOCK;
+  const uint8_t *first = tile;
   const uint8_t *scales = tile + n_blocks * df2_qmm_code_bytes(kind);
   /* not in the caller's sums: an odd last row has no room there for its pair */
   float pairs[DF2_QMM_BATCH * DF2_QMM_TILE];
   memset(pairs, 0, (size_t)(n_rows + 1) / 2 * 2 * DF2_QMM_TILE * sizeof(float));
   for (int64_t b = 0; b < n_blocks; ++b) {
-    prefetch(tile, df2_qmm_code_bytes(kind));
-    prefetch(scales + df2_qmm_scale_offset(scale_kind, b), df2_qmm_scale_bytes(scale_kind));
+    prefetch_ahead(first, b, n_blocks, kind, scale_kind);
     for (int lane = 0; lane < DF2_QMM_TILE; lane += DF2_LANES) {
       v8 w[8];
       pair weights[N_STEPS][N_PAIRS];

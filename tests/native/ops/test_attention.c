@@ -462,6 +462,69 @@ static void check_nan(const test_options *options) {
   attention_problem_free(&p);
 }
 
+/* A row's zeros have the same sign whether or not others, which see more tiles, are computed with it. */
+static void check_zero_signs(const test_options *options, df2_attention_type type) {
+  const attention_shape shape = {type, type, 16, 16, 5, 3 * DF2_ATTENTION_TILE, ATTENTION_MASK_CAUSAL, 0.0f, false};
+  test_random random = test_random_for(options->seed, "zeros", 0);
+  attention_problem p;
+  attention_problem_new(&p, &shape, &random);
+  /* the first row does not see the last tile, and in the second one gets all its weight from a key with value -0 */
+  const int64_t needle = DF2_ATTENTION_TILE, unseen = 2 * DF2_ATTENTION_TILE;
+  for (int64_t key = 0; key < shape.n_keys; ++key) {
+    attention_set_first(&p.keys, key, key == needle ? 32768.0f : 1.0f);
+    attention_set_first(&p.values, key, key == needle ? -0.0f : key < unseen ? -1.0f : 1.0f);
+    for (int32_t row = 0; row < shape.n_rows; ++row) {
+      attention_query_of(&p, row)[0] = 4.0f;
+      attention_mask_of(&p, row)[key] = row == 0 && key >= unseen ? ATTENTION_MASKED : 0;
+    }
+  }
+  const df2_attention_kernel *kernel;
+  for (int32_t i = 0; (kernel = next_kernel(options, &i)) != NULL;) {
+    test_case("%s: signs of zeros, %s", kernel->isa, attention_type_name(type));
+    results alone = results_new(&p), among = results_new(&p);
+    compute(&alone, kernel, &p, 0, 1);
+    compute(&among, kernel, &p, 0, shape.n_rows);
+    test_check(test_first_difference(alone.outputs, among.outputs, shape.value_size) < 0, "%g alone, %g among others",
+               (double)alone.outputs[0], (double)among.outputs[0]);
+    results_free(&alone);
+    results_free(&among);
+  }
+  attention_problem_free(&p);
+}
+
+/* Two keys, the scores of which are 0 and any f16 between -87 and 0: the second one's weight is the exponential. */
+static void check_exponential(const test_options *options) {
+  const attention_shape shape = {
+      DF2_ATTENTION_F32, DF2_ATTENTION_F32, 16, 16, 1, 2, ATTENTION_MASK_RANDOM, 0.0f, false};
+  const uint16_t minus_87 = 0xd570;
+  test_random random = test_random_for(options->seed, "exponential", 0);
+  attention_problem p;
+  attention_problem_new(&p, &shape, &random);
+  for (int64_t key = 0; key < 2; ++key) {
+    attention_set_first(&p.keys, key, 0.0f);
+    attention_set_first(&p.values, key, (float)key);
+  }
+  uint16_t *mask = attention_mask_of(&p, 0);
+  mask[0] = 0;
+  const df2_attention_kernel *kernel;
+  for (int32_t i = 0; (kernel = next_kernel(options, &i)) != NULL;) {
+    double largest = 0.0;
+    for (uint16_t half = 0x8000; half <= minus_87; half += options->quick ? 173 : 13) {
+      mask[1] = half;
+      test_case("%s: exponential of the f16 %04x", kernel->isa, half);
+      double exact[16];
+      results found = results_new(&p);
+      compute(&found, kernel, &p, 0, 1);
+      df2_attention_ref_f64(exact, &p.params, &p.rows[0], &p.keys, &p.values, 2, NULL);
+      largest = fmax(largest, fabs((double)found.outputs[0] / exact[0] - 1.0));
+      results_free(&found);
+    }
+    /* exp's own error, that of the sum, the quotient and the product */
+    test_check(largest < 2e-7 + 1.5 * (double)FLT_EPSILON, "relative error of an exponential: %g", largest);
+  }
+  attention_problem_free(&p);
+}
+
 static void check_special_problems(const test_options *options) {
   static const int64_t needles[] = {0, 320, 63, 64, 255, 256, 1, 62, 65, 127, 128, 254, 257, 319};
   const int n_needles = options->quick ? 6 : 14;
@@ -476,7 +539,11 @@ static void check_special_problems(const test_options *options) {
     check_padding(options, (df2_attention_type)type, 130, 512);
     check_padding(options, (df2_attention_type)type, 256, 300);
   }
+  for (int type = 0; type < DF2_ATTENTION_Q8_0; ++type) {
+    check_zero_signs(options, (df2_attention_type)type);
+  }
   check_nan(options);
+  check_exponential(options);
 }
 
 int main(int argc, char **argv) {
