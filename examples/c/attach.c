@@ -29,6 +29,7 @@ int main(int argc, char **argv) {
   llama_log_set(no_log, NULL);
   llama_backend_init();
 
+  check(df2_kernels_enable()); /* before the first model is loaded */
   df2_taps *taps = NULL;
   check(df2_taps_create(&taps));
   struct llama_model_params model_params = llama_model_default_params();

@@ -83,7 +83,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         "--no-kernels",
         dest="kernels",
         action="store_false",
-        help="compute matrix products with llama.cpp's own kernels",
+        help="compute with llama.cpp's own kernels only",
     )
 
 

@@ -9,7 +9,8 @@
  * score m, the sum l of exp(s - m) and the vector o of sums of exp(s - m) v; partial results are merged in the order of
  * their spans. Inside a span the same happens tile by tile (64 keys), with sums in a fixed order. A row's result is
  * therefore the same bits whichever rows it is computed with, on however many threads, and on every instruction set.
- * Keys that are masked with minus infinity add nothing, so it does not depend on padding either.
+ * Keys that are masked with minus infinity add nothing, so it does not depend on padding either; but their values are
+ * multiplied, with zero, so caches must be finite throughout, as llama.cpp's are. A query with a NaN gets NaNs.
  *
  * All sums are float32; keys and values are widened, queries are not narrowed. */
 #ifndef DF2_OPS_ATTENTION_H
