@@ -1,16 +1,16 @@
 #include "llama/kernel_attention.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <new>
+
+#include "llama/work_area.h"
 
 namespace df2 {
 
 namespace {
 
-constexpr size_t kLine = 64;
 // Rows that share a tile of widened keys and values: many, to widen rarely, but their state should stay in the level-2
 // cache.
 constexpr int64_t kMaxRows = 96;
@@ -19,20 +19,6 @@ constexpr int64_t kGroupsPerThread = 4;
 constexpr int64_t kSpansPerThread = 2;
 // ... if the partial results of all spans do not take more than this.
 constexpr size_t kMaxPartialBytes = 8 * 1024 * 1024;
-
-using Counter = std::atomic<int64_t>;
-
-int64_t ceil_div(int64_t value, int64_t divisor) {
-  return (value + divisor - 1) / divisor;
-}
-
-size_t round_up(size_t bytes) {
-  return (bytes + kLine - 1) / kLine * kLine;
-}
-
-uint8_t *align_up(void *pointer) {
-  return reinterpret_cast<uint8_t *>(round_up(reinterpret_cast<size_t>(pointer)));
-}
 
 bool cache_type(ggml_type type, df2_attention_type *found) {
   switch (type) {

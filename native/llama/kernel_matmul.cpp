@@ -1,9 +1,10 @@
 #include "llama/kernel_matmul.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <new>
+
+#include "llama/work_area.h"
 
 namespace df2 {
 
@@ -11,7 +12,6 @@ namespace {
 
 constexpr int64_t kTile = DF2_QMM_TILE;
 constexpr int64_t kBatch = DF2_QMM_BATCH;
-constexpr size_t kLine = 64;  // a cache line, and the alignment kernels ask for
 
 // Tiles that several batches go over should stay in a core's level-2 cache meanwhile.
 constexpr size_t kRunBytes = 256 * 1024;
@@ -24,14 +24,6 @@ constexpr size_t kFirstPrefetchBytes = 16 * 1024;
 constexpr size_t kNextPrefetchBytes = 4 * 1024;
 // A product with fewer tiles than this per thread is also split by batches.
 constexpr int64_t kUnitsPerThread = 4;
-
-int64_t ceil_div(int64_t value, int64_t divisor) {
-  return (value + divisor - 1) / divisor;
-}
-
-size_t round_up(size_t bytes) {
-  return (bytes + kLine - 1) / kLine * kLine;
-}
 
 // What is fixed by the weights.
 struct Shape {
@@ -62,9 +54,6 @@ struct Group {
   int64_t first_batch;
   int64_t n_batches;
 };
-
-// A counter that threads claim work from. Set by one of them before a barrier.
-using Counter = std::atomic<int64_t>;
 
 // The next run of units out of `n_left`.
 int64_t run_length(int64_t n_left, int64_t n_threads, int64_t longest) {
@@ -405,10 +394,6 @@ class Team {
   const int64_t ith_;
   const int64_t nth_;
 };
-
-uint8_t *align_up(void *pointer) {
-  return reinterpret_cast<uint8_t *>(round_up(reinterpret_cast<size_t>(pointer)));
-}
 
 // By one thread, before the barrier that lets the others claim. The operation before this one is over for all threads,
 // so nobody still uses the work area.

@@ -15,8 +15,6 @@ namespace df2 {
 
 namespace {
 
-constexpr const char *kIsaNames[] = {"avx512", "avx2vnni", "avx2", "sme2", "i8mm", "dotprod", "neon", "ref"};
-
 std::mutex status_mutex;
 KernelStatus current_status = {DF2_KERNELS_UNKNOWN, "", "the kernels have not been asked for yet"};
 
@@ -39,9 +37,10 @@ bool disabled_by_environment() {
 // The instruction sets this CPU has, for a message.
 std::string available_isas() {
   std::string names;
-  for (const char *name : kIsaNames) {
-    uint32_t features = 0;
-    if (df2_cpu_isa_features(name, &features) && (df2_cpu_features() & features) == features) {
+  uint32_t features = 0;
+  const char *name;
+  for (int i = 0; (name = df2_cpu_isa_at(i, &features)) != nullptr; ++i) {
+    if ((df2_cpu_features() & features) == features) {
       names += (names.empty() ? "" : ", ") + std::string(name);
     }
   }

@@ -6,7 +6,8 @@
 #include "ops/attention/tile.inc"
 
 size_t df2_attention_workspace_bytes(int32_t n_rows, int32_t key_size, int32_t value_size) {
-  const size_t floats = (size_t)TILE * (size_t)(key_size + value_size + 8) + (size_t)n_rows * (size_t)key_size;
+  const size_t floats =
+      (size_t)TILE * (size_t)(key_size + value_size + DF2_GEMM_ROWS) + (size_t)n_rows * (size_t)key_size;
   return (floats * sizeof(float) + 63) / 64 * 64;
 }
 

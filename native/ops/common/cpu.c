@@ -24,10 +24,18 @@ static const struct {
     {"ref", 0},
 };
 
+const char *df2_cpu_isa_at(int index, uint32_t *features) {
+  if (index < 0 || (size_t)index >= sizeof(isas) / sizeof(isas[0])) {
+    return 0;
+  }
+  *features = isas[index].features;
+  return isas[index].name;
+}
+
 int df2_cpu_isa_features(const char *isa, uint32_t *features) {
-  for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); ++i) {
-    if (strcmp(isas[i].name, isa) == 0) {
-      *features = isas[i].features;
+  const char *name;
+  for (int i = 0; (name = df2_cpu_isa_at(i, features)) != 0; ++i) {
+    if (strcmp(name, isa) == 0) {
       return 1;
     }
   }

@@ -21,6 +21,9 @@ enum {
 /* The features of the CPU this runs on. Any thread; a few microseconds, so ask once. */
 uint32_t df2_cpu_features(void);
 
+/* The names of instruction sets, best first, and the features each needs: index 0, 1, ... until null. */
+const char *df2_cpu_isa_at(int index, uint32_t *features);
+
 /* The features a kernel of the named instruction set needs: "avx512", "avx2vnni", "avx2", "sme2", "i8mm", "dotprod",
  * "neon", "ref". Returns false if no such name is known. */
 int df2_cpu_isa_features(const char *isa, uint32_t *features);

@@ -1,33 +1,10 @@
 /* The definition of the result (qmm.h), one weight at a time. */
 #include <math.h>
 
+#include "ops/common/vector_scalar.h"
+
 #define DF2_SIGNED_BIAS 0
 #include "ops/qmm/prepare.inc"
-
-static float from_f16(uint16_t half) {
-  const uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
-  const int32_t exponent = half >> 10 & 31;
-  const uint32_t fraction = half & 0x3ffu;
-  if (exponent == 0) {
-    const float magnitude = ldexpf((float)fraction, -24);
-    return sign != 0 ? -magnitude : magnitude;
-  }
-  const uint32_t widened = exponent == 31 ? 255u : (uint32_t)(exponent + 112);
-  const uint32_t bits = sign | widened << 23 | fraction << 13;
-  float value;
-  memcpy(&value, &bits, 4);
-  return value;
-}
-
-static float read_f16(const uint8_t *bytes) {
-  return from_f16((uint16_t)(bytes[0] | bytes[1] << 8));
-}
-
-static float from_bits(uint32_t bits) {
-  float value;
-  memcpy(&value, &bits, 4);
-  return value;
-}
 
 /* Input i (0..31) of output o, as an integer. vectors: the block's codes. */
 static int32_t code_at(const df2_qmm_format *format, const int8_t *table, const uint8_t *vectors, int o, int i) {
@@ -57,25 +34,25 @@ static void scales_at(float scale[2], float *minimum, df2_qmm_scales kind, const
   *minimum = 0.0f;
   switch (kind) {
     case DF2_SCALES_F16_MIN:
-      *minimum = read_f16(own + 32 + 2 * o);
-      scale[0] = read_f16(own + 2 * o);
+      *minimum = vf_from_f16(own + 32 + 2 * o);
+      scale[0] = vf_from_f16(own + 2 * o);
       break;
     case DF2_SCALES_E8M0:
-      scale[0] = from_bits((uint32_t)own[o] << 23) * 0.5f;
+      scale[0] = vf_from_bits((uint32_t)own[o] << 23) * 0.5f;
       break;
     case DF2_SCALES_K_MIN:
-      scale[0] = read_f16(super + 2 * o) * (float)own[o];
-      *minimum = read_f16(super + 32 + 2 * o) * (float)own[16 + o];
+      scale[0] = vf_from_f16(super + 2 * o) * (float)own[o];
+      *minimum = vf_from_f16(super + 32 + 2 * o) * (float)own[16 + o];
       break;
     case DF2_SCALES_K_SIGNED:
-      scale[0] = read_f16(super + 2 * o) * (float)(int8_t)own[o];
+      scale[0] = vf_from_f16(super + 2 * o) * (float)(int8_t)own[o];
       break;
     case DF2_SCALES_K_HALVES:
-      scale[0] = read_f16(super + 2 * o) * (float)(int8_t)own[o];
-      scale[1] = read_f16(super + 2 * o) * (float)(int8_t)own[16 + o];
+      scale[0] = vf_from_f16(super + 2 * o) * (float)(int8_t)own[o];
+      scale[1] = vf_from_f16(super + 2 * o) * (float)(int8_t)own[16 + o];
       return;
     default:
-      scale[0] = read_f16(own + 2 * o);
+      scale[0] = vf_from_f16(own + 2 * o);
       break;
   }
   scale[1] = scale[0];
@@ -122,7 +99,7 @@ static float float_sum(df2_qmm_codes codes, const uint8_t *tile, const uint8_t *
       memcpy(&weight, tile + (i * DF2_QMM_TILE + o) * 4, 4);
     } else {
       const uint8_t *bytes = tile + (i * DF2_QMM_TILE + o) * 2;
-      weight = codes == DF2_CODES_F16 ? read_f16(bytes) : from_bits((uint32_t)(bytes[0] | bytes[1] << 8) << 16);
+      weight = codes == DF2_CODES_F16 ? vf_from_f16(bytes) : vf_from_bf16(bytes);
     }
     memcpy(&x, batch + i / 32 * n_rows * 128 + r * 128 + i % 32 * 4, 4);
     sum = fmaf(weight, x, sum);

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench_options.h"
 #include "machine_limits.h"
 #include "ops/attention/attention.h"
 #include "ops/common/cpu.h"
@@ -20,7 +21,6 @@
 #include "thread_team.h"
 
 #define MIB ((size_t)1 << 20)
-#define MAX_LIST 32
 #define MAX_ROWS 96
 #define MAX_CHECKED_KEYS 512
 #define HEADS_PER_QUERY 3 /* rows of one query: heads that share a K/V head, and the query's mask */
@@ -320,17 +320,6 @@ static const df2_attention_kernel *choose_kernel(const char *isa) {
   return NULL;
 }
 
-static bool is_listed(const char *list, const char *name) {
-  const size_t length = strlen(name);
-  for (const char *at = list; (at = strstr(at, name)) != NULL; at++) {
-    const bool begins = at == list || at[-1] == ',';
-    if (begins && (at[length] == ',' || at[length] == '\0')) {
-      return true;
-    }
-  }
-  return false;
-}
-
 static bool bench(const options *chosen, const limits *machine, const df2_attention_kernel *kernel,
                   df2_attention_type type, int64_t n_keys) {
   attention of;
@@ -369,33 +358,6 @@ static int usage(void) {
           "line.\n",
           MAX_ROWS);
   return 2;
-}
-
-/* Numbers separated by commas, ended by a zero. */
-static bool parse_list(int32_t *list, const char *text, int32_t largest) {
-  int32_t n = 0;
-  char *end = NULL;
-  for (const char *at = text; n < MAX_LIST - 1; at = end + 1) {
-    long value = strtol(at, &end, 10);
-    if (end == at || value < 1 || value > largest) {
-      return false;
-    }
-    list[n++] = (int32_t)value;
-    if (*end != ',') {
-      break;
-    }
-  }
-  list[n] = 0;
-  return *end == '\0';
-}
-
-static bool parse_number(int32_t *number, const char *text, int32_t largest) {
-  int32_t list[MAX_LIST];
-  if (!parse_list(list, text, largest) || list[1] != 0) {
-    return false;
-  }
-  *number = list[0];
-  return true;
 }
 
 static bool parse(options *chosen, int argc, char **argv) {

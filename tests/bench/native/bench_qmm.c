@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #endif
 
+#include "bench_options.h"
 #include "machine_limits.h"
 #include "ops/common/cpu.h"
 #include "ops/qmm/qmm.h"
@@ -26,7 +27,6 @@
 
 #define MIB ((size_t)1 << 20)
 #define HUGE_PAGE (2 * MIB)
-#define MAX_LIST 32
 
 typedef struct options {
   int32_t n_threads[MAX_LIST];
@@ -258,17 +258,6 @@ static const df2_qmm_kernel *reference_kernel(df2_qmm_type type) {
   return df2_qmm_find(type, 0);
 }
 
-static bool is_listed(const char *list, const char *name) {
-  size_t length = strlen(name);
-  for (const char *at = list; at && (at = strstr(at, name)) != NULL; at++) {
-    bool begins = at == list || at[-1] == ',';
-    if (begins && (at[length] == ',' || at[length] == '\0')) {
-      return true;
-    }
-  }
-  return list == NULL;
-}
-
 static bool bench_type(df2_qmm_type type, const options *chosen, const limits *machine) {
   product of;
   bool all_right = true;
@@ -315,33 +304,6 @@ static int usage(void) {
           "Rows are 1 to %d; inputs a multiple of 256. --json prints one JSON object a line.\n",
           DF2_QMM_BATCH);
   return 2;
-}
-
-/* Numbers separated by commas, ended by a zero. */
-static bool parse_list(int32_t *list, const char *text, int32_t largest) {
-  int32_t n = 0;
-  char *end = NULL;
-  for (const char *at = text; n < MAX_LIST - 1; at = end + 1) {
-    long value = strtol(at, &end, 10);
-    if (end == at || value < 1 || value > largest) {
-      return false;
-    }
-    list[n++] = (int32_t)value;
-    if (*end != ',') {
-      break;
-    }
-  }
-  list[n] = 0;
-  return *end == '\0';
-}
-
-static bool parse_number(int32_t *number, const char *text, int32_t largest) {
-  int32_t list[MAX_LIST];
-  if (!parse_list(list, text, largest) || list[1] != 0) {
-    return false;
-  }
-  *number = list[0];
-  return true;
 }
 
 static bool parse(options *chosen, int argc, char **argv) {
