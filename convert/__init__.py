@@ -6,6 +6,7 @@ converter writes in these points only:
 * the target's tokenizer comes from its GGUF, byte for byte;
 * `dflash.attention.causal` is always written; upstream leaves it out when the configuration is
   silent, and its loader then takes every drafter for causal;
+* `--draft-vocab` gives a drafter a reduced head; upstream's keeps the one that a checkpoint brings;
 * `dflash2.converter.*` and `dflash2.source.revision` are added: loaders ignore unknown keys;
 * the 4- and 5-bit types, which its converter does not offer, keep small sensitive tensors at Q8_0;
 * speculators exports, which its converter refuses, are read;
@@ -23,12 +24,15 @@ from .converter import ConversionReport, Progress, convert
 from .describe import Description, describe, fits
 from .errors import ConversionError, FormatError
 from .quantise import OUTTYPES
+from .vocabulary import Counts, DraftVocabulary
 
 __all__ = [
     "OUTTYPES",
     "ConversionError",
     "ConversionReport",
+    "Counts",
     "Description",
+    "DraftVocabulary",
     "FormatError",
     "Progress",
     "add_arguments",

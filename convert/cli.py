@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -24,7 +24,12 @@ from rich.text import Text
 
 from .converter import ConversionReport, convert
 from .errors import ConversionError
+from .head import DraftHead
 from .quantise import OUTTYPES
+from .vocabulary import Counts
+
+CountText = Callable[[Path, list[Path]], Mapping[int, int]]
+"""Counts the tokens of text files, given the target and the files."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,12 +60,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let an unknown configuration key pass (repeatable)",
     )
     parser.add_argument("--quiet", action="store_true", help="print errors only")
+    group = parser.add_argument_group(
+        "draft vocabulary", "Draft only the N most useful tokens: a smaller head, a faster draft."
+    )
+    group.add_argument(
+        "--draft-vocab",
+        type=int,
+        metavar="N",
+        help="tokens to keep; they are the most frequent ones, as far as the tokenizer's order "
+        "tells, or as one of the next options says",
+    )
+    group.add_argument(
+        "--vocab-counts",
+        type=Path,
+        metavar="FILE",
+        help="how often tokens occur: lines of a token id and its count",
+    )
+    group.add_argument(
+        "--vocab-text",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="count the tokens of these text files (UTF-8)",
+    )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the `convert` command; returns 0, 1 after an error, or 130 when interrupted."""
+def run(args: argparse.Namespace, *, count_text: CountText | None = None) -> int:
+    """Run the `convert` command; returns 0, 1 after an error, or 130 when interrupted.
+
+    `count_text` does the counting for --vocab-text, which needs a tokenizer.
+    """
     console = Console(stderr=True, quiet=args.quiet)
     try:
+        counts = _counts(args, count_text)
         with _terminable(), _progress_bar(console) as bar:
             report = convert(
                 args.drafter,
@@ -69,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
                 outtype=args.outtype,
                 dry_run=args.dry_run,
                 ignore_keys=args.ignore_key,
+                draft_vocab=args.draft_vocab,
+                vocab_counts=counts,
                 progress=bar,
             )
     except ConversionError as error:
@@ -81,6 +115,24 @@ def run(args: argparse.Namespace) -> int:
         _print_map(Console(), report)
     _print_summary(console, report)
     return 0
+
+
+def _counts(args: argparse.Namespace, count_text: CountText | None) -> Counts | None:
+    """The counts that the options ask for."""
+    for option in ("--vocab-counts", "--vocab-text"):
+        value = getattr(args, option[2:].replace("-", "_"))
+        if value is not None and args.draft_vocab is None:
+            raise ConversionError(f"{option} is for choosing a draft vocabulary: add --draft-vocab")
+    if args.vocab_text is None:
+        return args.vocab_counts  # type: ignore[no-any-return]
+    if args.vocab_counts is not None:
+        raise ConversionError("give --vocab-counts or --vocab-text, not both")
+    if count_text is None:
+        raise ConversionError(
+            "--vocab-text needs the target's tokenizer, which the converter on its own does not "
+            "have: use `pydflash2 convert`, or count elsewhere and pass --vocab-counts"
+        )
+    return count_text(args.target, args.vocab_text)
 
 
 @contextmanager
@@ -185,6 +237,8 @@ def _print_summary(console: Console, report: ConversionReport) -> None:
     fallbacks = [plan for plan in report.tensors if plan.note.startswith("F16:")]
     for plan in fallbacks:
         console.print(Text(f"  {plan.name}: {plan.note}"))
+    if report.head is not None:
+        _print_vocabulary(console, report.head)
     size = f"{len(report.tensors)} tensors, {report.n_bytes / 1e6:.1f} MB"
     if report.outfile is None:
         console.print(Text(f"dry run: {size}, nothing written"))
@@ -194,3 +248,20 @@ def _print_summary(console: Console, report: ConversionReport) -> None:
         Text(f"self-test passed: largest relative error {report.errors[worst]:.2g} in {worst}")
     )
     console.print(Text(f"wrote {report.outfile}: {size}"))
+
+
+def _print_vocabulary(console: Console, head: DraftHead) -> None:
+    kept = head.vocabulary
+    line = f"draft vocabulary: {len(kept.ids)} of {kept.n_vocab} tokens, by {kept.order}"
+    if kept.coverage is not None:
+        line += f", with {kept.coverage:.2%} of all that was counted"
+    console.print(Text(line), soft_wrap=True)
+    if kept.always:
+        console.print(Text(f"  kept in any case: {' '.join(kept.always)}"), soft_wrap=True)
+    console.print(
+        Text(
+            f"  adds {head.n_bytes / 1e6:.1f} MB to file and memory: a second copy of these rows "
+            f"of {head.source.place}"
+        ),
+        soft_wrap=True,
+    )

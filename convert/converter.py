@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -17,12 +17,14 @@ from .config import DrafterConfig, read_config
 from .errors import ConversionError
 from .gguf_read import GgufFile
 from .gguf_write import Metadata, TensorHeader, padding, write_header
+from .head import OUTPUT, TABLE, DraftHead, find_head
 from .keys import KeyUse
 from .metadata import build_metadata
 from .quantise import OUTTYPES, ErrorMeter
 from .safetensors import Checkpoint, Shard, TensorInfo, read_json, to_float32
 from .target import Target, read_target
 from .tensors import IgnoredTensor, TensorPlan, plan_tensors
+from .vocabulary import Counts, choose_vocabulary
 
 Progress = Callable[[int, int, str], None]
 """Called as `progress(bytes_done, bytes_total, tensor_name)` after each piece is written."""
@@ -38,7 +40,7 @@ class ConversionReport:
 
     `outfile` is None after a dry run. `errors` gives each tensor's relative root-mean-square error
     after reading back what was written (GGUF name -> error), empty after a dry run; `n_bytes` is
-    the size of all tensor data.
+    the size of all tensor data. `head` is the reduced head, with `draft_vocab` only.
     """
 
     layout: str
@@ -52,6 +54,7 @@ class ConversionReport:
     metadata: tuple[Metadata, ...]
     decisions: tuple[str, ...]
     errors: Mapping[str, float]
+    head: DraftHead | None
 
 
 def convert(
@@ -62,6 +65,8 @@ def convert(
     outtype: str = "q8_0",
     dry_run: bool = False,
     ignore_keys: Iterable[str] = (),
+    draft_vocab: int | None = None,
+    vocab_counts: Counts | None = None,
     progress: Progress | None = None,
 ) -> ConversionReport:
     """Convert a DFlash or DFlash2 drafter to a GGUF file of llama.cpp's `dflash` architecture.
@@ -78,6 +83,10 @@ def convert(
         outtype: type of the large tensors: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.
         dry_run: make and check the whole plan, write nothing.
         ignore_keys: unknown configuration keys (dotted names) that are known not to matter.
+        draft_vocab: give the drafter a head of its own with that many rows of the head it would use
+            (see `vocabulary` for the tokens kept, `head` for where the rows come from).
+        vocab_counts: how often each token occurs in some text, for that choice: a counts file, or
+            id -> count. Without, the tokenizer's order decides.
         progress: called with bytes written, bytes in all and the tensor's name.
 
     Returns:
@@ -94,7 +103,11 @@ def convert(
         raise ConversionError(f"outtype {outtype!r} is not one of {', '.join(OUTTYPES)}")
     if not folder.is_dir():
         raise ConversionError(f"{folder}: no such folder. Pass the drafter's Hugging Face folder.")
+    if draft_vocab is None and vocab_counts is not None:
+        raise ConversionError("counts are for choosing a draft vocabulary: give its size as well")
     _check_outfile(out, folder, target_path)
+    if isinstance(vocab_counts, (str, os.PathLike)):
+        _check_outfile(out, folder, Path(vocab_counts))
     try:
         config_path = folder / "config.json"
         config = read_config(
@@ -105,13 +118,25 @@ def convert(
         _check_extras(folder)
         model = read_target(target_path)
         _check_pair(config, model, config_path)
-        with Checkpoint(folder) as checkpoint:
+        with Checkpoint(folder) as checkpoint, contextlib.ExitStack() as files:
             plans, ignored = plan_tensors(checkpoint, config, OUTTYPES[outtype])
-            metadata = build_metadata(folder, config, model, plans, OUTTYPES[outtype])
+            head = None
+            if draft_vocab is not None:
+                source = find_head(checkpoint, plans, config, model, OUTTYPES[outtype], files)
+                top_k = config.selector.top_k if config.selector else 1
+                kept = choose_vocabulary(
+                    model.tokenizer, model.vocab_size, draft_vocab, vocab_counts, top_k
+                )
+                head = DraftHead(kept, source)
+                plans = (*(plan for plan in plans if plan.name != OUTPUT), *head.plans)
+            metadata = build_metadata(
+                folder, config, model, plans, OUTTYPES[outtype], head.vocabulary if head else None
+            )
             headers = [TensorHeader(plan.name, plan.shape, plan.kind) for plan in plans]
             errors: dict[str, float] = {}
             if not dry_run:
-                errors = _write(out, checkpoint, plans, headers, metadata, progress, config)
+                data = _Data(checkpoint, config.vocab_size, head)
+                errors = _write(out, data, plans, headers, metadata, progress)
     except OSError as error:
         raise ConversionError(f"{error.filename or out}: {error.strerror or error}") from error
     return ConversionReport(
@@ -126,6 +151,7 @@ def convert(
         metadata=metadata,
         decisions=config.decisions,
         errors=errors,
+        head=head,
     )
 
 
@@ -193,7 +219,7 @@ def _check_pair(config: DrafterConfig, target: Target, path: Path) -> None:
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def _replacing(out: Path) -> Iterator[tuple[BinaryIO, Path]]:
     """A temporary file beside `out` that takes its place on success and vanishes on any error."""
     descriptor, name = tempfile.mkstemp(
@@ -214,14 +240,35 @@ def _replacing(out: Path) -> Iterator[tuple[BinaryIO, Path]]:
         raise
 
 
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """Where the tensors' data come from."""
+
+    checkpoint: Checkpoint
+    vocab_size: int
+    head: DraftHead | None
+
+    def pieces(self, plan: TensorPlan, meter: ErrorMeter) -> Iterator[bytes]:
+        """One tensor's data, as it goes into the file."""
+        if self.head is not None and plan.name in (OUTPUT, TABLE):
+            yield from self.head.pieces(plan.name, meter)
+            return
+        shard, info = self.checkpoint.tensors[plan.hf_name]
+        if plan.name == TABLE:
+            yield _target_ids(shard, info, self.vocab_size)
+        else:
+            for rows in _row_chunks(shard, info, plan):
+                yield meter.encode(rows)
+        shard.release(info.start, info.stop)
+
+
 def _write(
     out: Path,
-    checkpoint: Checkpoint,
+    data: _Data,
     plans: tuple[TensorPlan, ...],
     headers: list[TensorHeader],
     metadata: tuple[Metadata, ...],
     progress: Progress | None,
-    config: DrafterConfig,
 ) -> dict[str, float]:
     """Write the file; returns each tensor's error. See `convert` for the guarantees."""
     total = sum(header.n_bytes for header in headers)
@@ -230,14 +277,9 @@ def _write(
     with _replacing(out) as (file, temporary):
         write_header(file, metadata, headers)
         for plan, header in zip(plans, headers, strict=True):
-            shard, info = checkpoint.tensors[plan.hf_name]
             meter = ErrorMeter(plan.name, plan.kind)
-            if plan.name == "d2t":
-                pieces = iter([_target_ids(shard, info, config.vocab_size)])
-            else:
-                pieces = (meter.encode(rows) for rows in _row_chunks(shard, info, plan))
             n_written = 0
-            for piece in pieces:
+            for piece in data.pieces(plan, meter):
                 n_written += file.write(piece)
                 if progress:
                     progress(done + n_written, total, plan.name)
@@ -248,7 +290,6 @@ def _write(
             errors[plan.name] = meter.finish()
             file.write(padding(n_written))
             done += n_written
-            shard.release(info.start, info.stop)
         file.flush()
         _check_written(temporary, headers, metadata)
     return errors

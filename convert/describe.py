@@ -35,8 +35,8 @@ class DrafterFacts:
     """What only drafters have.
 
     `target_layers` counts layer inputs (k + 1 is the output of layer k). `n_feature` is the width
-    of the features that fc reads, 0 if there are no weights. `origin` names the checkpoint's layout
-    or the file's converter.
+    of the features that fc reads, 0 if there are no weights. `draft_vocab_size` is None for a
+    drafter of the whole vocabulary. `origin` names the checkpoint's layout or the file's converter.
     """
 
     version: int
@@ -51,6 +51,7 @@ class DrafterFacts:
     selector_rank: int | None
     selector_top_k: int | None
     own_head: bool
+    draft_vocab_size: int | None
     origin: str
 
 
@@ -199,6 +200,7 @@ def _gguf_facts(file: GgufFile) -> DrafterFacts:
         selector_rank=_optional_count(file, "dflash.selector_rank"),
         selector_top_k=_optional_count(file, "dflash.selector_top_k"),
         own_head="output.weight" in file.tensors,
+        draft_vocab_size=math.prod(file.tensors["d2t"].shape) if "d2t" in file.tensors else None,
         origin="pydflash2, format " + str(file.get("dflash2.converter.version"))
         if "dflash2.converter.version" in file.values
         else "unknown",
@@ -275,6 +277,9 @@ def _config_facts(config: DrafterConfig, infos: list[TensorInfo]) -> DrafterFact
         selector_rank=selector.rank if selector else None,
         selector_top_k=selector.top_k if selector else None,
         own_head="lm_head.weight" in by_name,
+        draft_vocab_size=config.draft_vocab_size
+        if config.draft_vocab_size != config.vocab_size
+        else None,
         origin=config.layout,
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from .errors import FormatError
+from .pages import release
 
 _SCALARS: dict[int, struct.Struct] = {
     GGUFValueType.UINT8: struct.Struct("<B"),
@@ -317,3 +318,12 @@ class GgufFile:
         """The bytes of one tensor."""
         entry = self.tensors[name]
         return self._data[entry.offset : entry.offset + entry.n_bytes]
+
+    def row_bytes(self, name: str, rows: Iterable[int]) -> bytes:
+        """The bytes of some rows of a matrix, in the order asked for."""
+        entry = self.tensors[name]
+        size = entry.n_bytes // entry.shape[1]
+        starts = [entry.offset + row * size for row in rows]
+        data = b"".join(self._data[start : start + size] for start in starts)
+        release(self._data, entry.offset, entry.offset + entry.n_bytes)
+        return data

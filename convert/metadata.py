@@ -1,4 +1,4 @@
-"""The metadata of a drafter file: upstream's keys and types, and two of our own.
+"""The metadata of a drafter file: upstream's keys and types, and a few of our own.
 
 Upstream ignores keys it does not know, so `dflash2.converter.*` and `dflash2.source.revision` do no
 harm.
@@ -19,6 +19,7 @@ from .gguf_write import Metadata, array, scalar
 from .quantise import OutType
 from .target import MASK_KEY, Target
 from .tensors import TensorPlan
+from .vocabulary import DraftVocabulary
 
 CONVERTER_VERSION = "1"
 """Raised whenever the same input gives other bytes than before."""
@@ -34,8 +35,9 @@ def build_metadata(
     target: Target,
     plans: tuple[TensorPlan, ...],
     outtype: OutType,
+    vocabulary: DraftVocabulary | None,
 ) -> tuple[Metadata, ...]:
-    """All metadata entries in file order."""
+    """All metadata entries in file order. `vocabulary`: the one made here, if any."""
     result = [
         scalar("general.architecture", GGUFValueType.STRING, "dflash"),
         scalar("general.type", GGUFValueType.STRING, "model"),
@@ -48,6 +50,9 @@ def build_metadata(
         scalar("dflash2.converter.version", GGUFValueType.STRING, CONVERTER_VERSION),
         scalar("dflash2.converter.layout", GGUFValueType.STRING, config.layout),
     ]
+    if vocabulary is not None:
+        made = f"{len(vocabulary.ids)} of {vocabulary.n_vocab} tokens, by {vocabulary.order}"
+        result.append(scalar("dflash2.converter.draft_vocabulary", GGUFValueType.STRING, made))
     revision = source_revision(folder)
     if revision:
         result.append(scalar("dflash2.source.revision", GGUFValueType.STRING, revision))

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import ConversionError, FormatError
+from .pages import release
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -173,12 +174,7 @@ class Shard:
 
     def release(self, start: int, stop: int) -> None:
         """Tell the system that the file's bytes from `start` to `stop` need not stay in memory."""
-        if not hasattr(self._data, "madvise") or not hasattr(mmap, "MADV_DONTNEED"):
-            return
-        page = mmap.PAGESIZE
-        first, last = start // page * page, stop // page * page
-        if last > first:
-            self._data.madvise(mmap.MADV_DONTNEED, first, last - first)
+        release(self._data, start, stop)
 
 
 def to_float32(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:

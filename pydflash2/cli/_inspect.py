@@ -86,6 +86,7 @@ def _drafter_rows(facts: Any) -> list[tuple[str, str]]:
             ("selector", f"rank {facts.selector_rank}, top {facts.selector_top_k}"),
         ]
     head = "its own" if facts.own_head else "the target's"
+    head += _in_brackets(_count(facts.draft_vocab_size, " tokens"))
     return [*rows, ("head", head), ("origin", facts.origin)]
 
 
