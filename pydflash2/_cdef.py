@@ -138,6 +138,7 @@ typedef struct df2_session_options {
   int32_t window;
   int32_t cache_type;
   int32_t ignore_end;
+  int32_t n_threads_draft;
 } df2_session_options;
 
 int32_t df2_session_options_init(df2_session_options *options, size_t size);
@@ -166,6 +167,16 @@ int32_t df2_session_rewind(df2_session *session, int32_t n_tokens);
 
 int32_t df2_session_n_tokens(const df2_session *session);
 
+typedef struct df2_draft_options {
+  uint32_t struct_size;
+  int32_t n_draft;
+  float temperature;
+  uint32_t reserved;
+  const float *uniforms;
+} df2_draft_options;
+
+int32_t df2_draft_options_init(df2_draft_options *options, size_t size);
+
 typedef struct df2_draft {
   uint32_t struct_size;
   int32_t n_draft;
@@ -175,11 +186,13 @@ typedef struct df2_draft {
   const int32_t *tokens;
   const int32_t *candidates;
   const float *scores;
+  const float *q;
+  const float *tokens_q;
   const float *hidden;
   const float *logits;
 } df2_draft;
 
-int32_t df2_session_draft(df2_session *session, int32_t n_draft, df2_draft *draft);
+int32_t df2_session_draft(df2_session *session, const df2_draft_options *options, df2_draft *draft);
 
 typedef struct df2_stats {
   uint32_t struct_size;

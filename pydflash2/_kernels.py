@@ -1,5 +1,4 @@
-"""The matrix kernels of libdflash2 inside llama.cpp: which ones run, and how much memory they
-take."""
+"""The kernels of libdflash2 inside llama.cpp: which ones run, and how much memory they take."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ KernelState = Literal["unknown", "active", "late", "disabled", "unsupported", "f
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """How matrix products are computed in this process.
+    """How matrix products and attention are computed in this process.
 
     state        "active": by libdflash2's kernels, in every model loaded from now on. "late": in
                  drafters only, because llama.cpp had loaded a model before. Otherwise by

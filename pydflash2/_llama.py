@@ -59,6 +59,7 @@ class Llama:
         n_draft: DraftLength = "auto",
         window: int | None = None,
         cache_type: CacheType = "f16",
+        n_threads_draft: int | None = None,
     ) -> None:
         """Takes target over, and closes it with itself; drafter stays the caller's. Raises what
         Session raises."""
@@ -67,6 +68,7 @@ class Llama:
         self._n_draft: DraftLength = n_draft
         self._window = window
         self._cache_type: CacheType = cache_type
+        self._n_threads_draft = n_threads_draft
         self._is_drafting = drafter is not None
         self._template: ChatTemplate | None = None
         self._is_streaming = False
@@ -81,6 +83,7 @@ class Llama:
             n_draft=self._n_draft if self._is_drafting or self._drafter is None else 0,
             window=self._window,
             cache_type=self._cache_type,
+            n_threads_draft=self._n_threads_draft,
         )
 
     # -- Properties --------------------------------------------------------------------------------
@@ -312,6 +315,7 @@ def load(
     n_draft: DraftLength = "auto",
     window: int | None = None,
     cache_type: CacheType = "f16",
+    n_threads_draft: int | None = None,
     version: int | None = None,
     kernels: bool = True,
     verbose: bool = False,
@@ -320,14 +324,15 @@ def load(
 
     target      GGUF file of the model whose text is wanted
     drafter     GGUF file of its drafter, or a Drafter that is shared and stays yours
-    n_ctx       context length in tokens
+    n_ctx       context length in tokens; llama.cpp rounds it up to a multiple of 256
     n_batch     most tokens decoded at once in a prefill
     n_threads   None: one per physical core the process may use
     n_draft     tokens drafted per cycle, 0 .. block_size - 1, or "auto": chosen while running
     window      most context tokens a full-attention drafter layer attends to; None: 2048
     cache_type  of the drafter's K/V cache: "f16" or "f32"
+    n_threads_draft  threads that draft, at most n_threads; None: as many
     version     require a drafter of DFlash 1 or 2
-    kernels     False: compute matrix products with llama.cpp's own kernels
+    kernels     False: compute with llama.cpp's own kernels only
     verbose     let llama.cpp log to stderr; this setting is the process's
 
     Raises ModelFileError, ModelFormatError (MismatchError: the two do not belong together),
@@ -340,7 +345,14 @@ def load(
         opened = undo.enter_context(
             Target(target, n_ctx=n_ctx, n_batch=n_batch, n_threads=n_threads, kernels=kernels)
         )
-        made = Llama(opened, shared, n_draft=n_draft, window=window, cache_type=cache_type)
+        made = Llama(
+            opened,
+            shared,
+            n_draft=n_draft,
+            window=window,
+            cache_type=cache_type,
+            n_threads_draft=n_threads_draft,
+        )
         made._cleanup.push(undo.pop_all())
         return made
 
@@ -352,11 +364,12 @@ def attach(
     n_draft: DraftLength = "auto",
     window: int | None = None,
     cache_type: CacheType = "f16",
+    n_threads_draft: int | None = None,
     version: int | None = None,
     kernels: bool = True,
 ) -> Llama:
     """Drafts for a model that llama-cpp-python has loaded, without loading it again. Options as in
-    load(), but kernels is only about the drafter: see enable_kernels() for llama's own products.
+    load(), but kernels is only about the drafter: see enable_kernels() for llama's own weights.
 
     llama's context is borrowed: do not use or close llama before the result is closed. Its sequence
     is dropped, then and now. Hidden states are read as llama.cpp's layer inputs, which only some
@@ -374,7 +387,14 @@ def attach(
         llama.reset()  # type: ignore[no-untyped-call]
         undo.callback(llama.reset)
         opened = undo.enter_context(Target.attach(llama.ctx, n_batch=llama.n_batch, owner=llama))
-        made = Llama(opened, shared, n_draft=n_draft, window=window, cache_type=cache_type)
+        made = Llama(
+            opened,
+            shared,
+            n_draft=n_draft,
+            window=window,
+            cache_type=cache_type,
+            n_threads_draft=n_threads_draft,
+        )
         made._cleanup.push(undo.pop_all())
         return made
 

@@ -127,6 +127,7 @@ class Sampler:
         self._chain = chain
         self.address = ctypes.cast(chain, ctypes.c_void_p).value
         self._free = weakref.finalize(self, llama_cpp.llama_sampler_free, chain)
+        self._free.atexit = False  # as _session's handles
         if repeat_penalty != 1.0:
             self._add(
                 llama_cpp.llama_sampler_init_penalties(

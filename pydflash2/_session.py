@@ -1,8 +1,9 @@
 """The C API's objects in Python: Target, Drafter and Session, one class per handle.
 
-Handles are freed by close(), by `with`, with the object, or when the interpreter ends, whichever
-comes first, and sessions before their targets. One thread at a time per target and its session: a
-second one gets an error.
+Handles are freed by close(), by `with` or with the object, whichever comes first, and sessions
+before their targets. What is left when the interpreter ends is the operating system's to free: a
+daemon thread may still use it. One thread at a time per target and its session: a second one gets
+an error.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from pydflash2._exit import native_call
 from pydflash2._ffi import address, check, ffi, library
 from pydflash2._kernels import kernels_option
 from pydflash2._llama_cpp import Sampler, Vocab, context_length, quiet_log_by_default
@@ -49,6 +51,7 @@ class _Handle:
         self._raw = pointer
         free = getattr(library(), free_name)
         self._finalizer = weakref.finalize(self, _free, free, pointer, needs)
+        self._finalizer.atexit = False
 
     @property
     def _pointer(self) -> Any:
@@ -70,10 +73,11 @@ class Target(_Handle):
     """The model whose text is wanted, with one llama.cpp context.
 
     path       a GGUF file
-    n_ctx      context length in tokens
+    n_ctx      context length in tokens; llama.cpp rounds it up to a multiple of 256, and the
+               attribute n_ctx says what came of it
     n_batch    most tokens decoded at once in a prefill
     n_threads  None: one per physical core the process may use
-    kernels    False: compute matrix products with llama.cpp's own kernels
+    kernels    False: compute with llama.cpp's own kernels only
 
     Raises ModelFileError, ModelFormatError, UnsupportedError, OutOfMemoryError,
     InvalidArgumentError.
@@ -97,7 +101,9 @@ class Target(_Handle):
         options.n_ctx, options.n_batch, options.n_threads = n_ctx, n_batch, n_threads or 0
         options.kernels = kernels_option(kernels)
         out = ffi.new("df2_target **")
-        check(library().df2_target_open(out, _encode_path(path), options))
+        encoded = _encode_path(path)
+        with native_call():
+            check(library().df2_target_open(out, encoded, options))
         self.n_batch = n_batch
         self._adopt(out[0])
 
@@ -190,7 +196,9 @@ class Drafter(_Handle):
         options.version = version or 0
         options.kernels = kernels_option(kernels)
         out = ffi.new("df2_drafter **")
-        check(library().df2_drafter_load(out, _encode_path(path), options))
+        encoded = _encode_path(path)
+        with native_call():
+            check(library().df2_drafter_load(out, encoded, options))
         self._own("df2_drafter_free", out[0])
 
     @property
@@ -229,13 +237,25 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """A draft as the drafter sees it. Arrays are copies."""
+    """A draft as the drafter sees it; k candidates per position. Arrays are copies.
 
-    tokens: npt.NDArray[np.int32]  # [n_draft] the selector's greedy path
-    candidates: npt.NDArray[np.int32]  # [n_draft, n_candidates] best logit first
-    scores: npt.NDArray[np.float32]  # [n_draft, n_candidates] logit plus transition
-    hidden: npt.NDArray[np.float32]  # [n_draft + 1, n_embd] after the final norm, anchor first
-    logits: npt.NDArray[np.float32]  # [n_draft, n_vocab] after multiplier and softcap
+    tokens      [n_draft], the selector's path
+    candidates  [n_draft, k], token ids of the target, best logit first
+    scores      [n_draft, k], logit plus transition from the token before
+    q           [n_draft, k], softmax of the scores over the temperature, or over 1 at 0
+    tokens_q    [n_draft], q of the path's tokens
+    hidden      [n_draft + 1, n_embd], after the final norm, anchor first
+    logits      [n_draft, rows of the head], after multiplier and softcap. With a drafter of a
+                reduced vocabulary a column is a row of its own head, not a token id
+    """
+
+    tokens: npt.NDArray[np.int32]
+    candidates: npt.NDArray[np.int32]
+    scores: npt.NDArray[np.float32]
+    q: npt.NDArray[np.float32]
+    tokens_q: npt.NDArray[np.float32]
+    hidden: npt.NDArray[np.float32]
+    logits: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +302,7 @@ class Session(_Handle):
     window      most context tokens a full-attention drafter layer attends to; None: 2048
     cache_type  of the drafter's K/V cache: "f16" or "f32"
     ignore_end  go on after an end-of-generation token
+    n_threads_draft  threads that draft, at most the target's; None: as many
 
     Raises MismatchError, UnsupportedError, InvalidArgumentError (also: the target has a session
     already), OutOfMemoryError. The target may then be used on.
@@ -296,9 +317,11 @@ class Session(_Handle):
         window: int | None = None,
         cache_type: CacheType = "f16",
         ignore_end: bool = False,
+        n_threads_draft: int | None = None,
     ) -> None:
         options = _options("df2_session_options")
-        options.n_draft = _draft_length(n_draft)
+        self._max_draft = drafter.info.block_size - 1 if drafter is not None else 0
+        options.n_draft = _draft_length(n_draft, self._max_draft)
         if window is not None:
             require_int("window", window, 1, None)
             options.window = window
@@ -306,9 +329,13 @@ class Session(_Handle):
             raise InvalidArgumentError(f'cache_type must be "f16" or "f32", not {cache_type!r}')
         options.cache_type = _CACHE_TYPES[cache_type]
         options.ignore_end = ignore_end
+        if n_threads_draft is not None:
+            require_int("n_threads_draft", n_threads_draft, 1, None)
+            options.n_threads_draft = n_threads_draft
         out = ffi.new("df2_session **")
         pointer = drafter._pointer if drafter is not None else ffi.NULL
-        check(library().df2_session_create(out, target._pointer, pointer, options))
+        with native_call():
+            check(library().df2_session_create(out, target._pointer, pointer, options))
         self._own("df2_session_free", out[0], target)
         self.target = target
         target._session = weakref.ref(self)
@@ -320,12 +347,13 @@ class Session(_Handle):
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
         lock = self.target._lock
-        if not lock.acquire(blocking=False):
-            raise InvalidArgumentError("another thread is using this session: one at a time")
-        try:
-            yield
-        finally:
-            lock.release()
+        with native_call():
+            if not lock.acquire(blocking=False):
+                raise InvalidArgumentError("another thread is using this session: one at a time")
+            try:
+                yield
+            finally:
+                lock.release()
 
     def _call(self, name: str, *args: Any) -> None:
         with self._exclusive():
@@ -401,22 +429,42 @@ class Session(_Handle):
     def set_n_draft(self, n_draft: DraftLength) -> None:
         """Changes n_draft from the next step on. InvalidArgumentError if out of range; nothing
         changes then."""
-        self._call("df2_session_set_n_draft", _draft_length(n_draft))
+        self._call("df2_session_set_n_draft", _draft_length(n_draft, self._max_draft))
 
-    def draft(self, n_draft: int) -> Draft:
+    def draft(
+        self,
+        n_draft: int,
+        *,
+        temperature: float = 0.0,
+        uniforms: npt.ArrayLike | None = None,
+    ) -> Draft:
         """Drafts n_draft tokens (1 .. block_size - 1) and verifies nothing: for inspection. The
         sequence is unchanged.
 
+        temperature: 0 takes each position's best score; above, tokens are drawn from
+        softmax(scores / temperature) with `uniforms`, [n_draft] numbers in [0, 1).
         The last token must come from a step or a rewind, not from a prefill (InvalidArgumentError).
         """
         require_int("n_draft", n_draft, 1, None)
+        options = _options("df2_draft_options")
+        options.n_draft = n_draft
+        numbers = _numbers("uniforms", () if uniforms is None else uniforms)
+        options.temperature = _numbers("temperature", (temperature,))[0]
+        if numbers.shape != ((n_draft,) if options.temperature > 0 else (0,)):
+            raise InvalidArgumentError(
+                "uniforms must be n_draft numbers in [0, 1) if the temperature is above 0, and are "
+                f"not used at 0; got shape {numbers.shape} for n_draft {n_draft}"
+            )
+        options.uniforms = ffi.from_buffer("float[]", numbers)
         raw = _sized("df2_draft")
-        self._call("df2_session_draft", n_draft, raw)
+        self._call("df2_session_draft", options, raw)
         n, n_candidates = raw.n_draft, raw.n_candidates
         return Draft(
             tokens=_copy(raw.tokens, (n,), np.int32),
             candidates=_copy(raw.candidates, (n, n_candidates), np.int32),
             scores=_copy(raw.scores, (n, n_candidates), np.float32),
+            q=_copy(raw.q, (n, n_candidates), np.float32),
+            tokens_q=_copy(raw.tokens_q, (n,), np.float32),
             hidden=_copy(raw.hidden, (n + 1, raw.n_embd), np.float32),
             logits=_copy(raw.logits, (n, raw.n_vocab), np.float32),
         )
@@ -450,6 +498,13 @@ class Session(_Handle):
         self.close()
 
 
+def _numbers(name: str, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    try:
+        return np.ascontiguousarray(values, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(f"{name} must be numbers, not {values!r}") from None
+
+
 def _options(struct: str) -> Any:
     """A C option struct holding the library's defaults."""
     options = ffi.new(f"{struct} *")
@@ -471,10 +526,13 @@ def _encode_path(path: str | os.PathLike[str]) -> bytes:
     return encoded
 
 
-def _draft_length(n_draft: DraftLength) -> int:
+def _draft_length(n_draft: DraftLength, most: int) -> int:
+    """n_draft as the library takes it. most: what the drafter can do, 0 without one."""
     if n_draft == "auto":
         return -1
-    require_int("n_draft", n_draft, 0, None)
+    if isinstance(n_draft, bool) or not isinstance(n_draft, int) or not 0 <= n_draft <= most:
+        allowed = f"an integer of 0 .. {most}" if most else "0 where there is no drafter"
+        raise InvalidArgumentError(f'n_draft must be "auto" or {allowed}, not {n_draft!r}')
     return n_draft
 
 

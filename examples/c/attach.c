@@ -3,6 +3,7 @@
  *
  *   attach TARGET.gguf DRAFTER.gguf [N_TOKENS]
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -16,16 +17,24 @@ static void check(int32_t status) {
   }
 }
 
+/* A number of tokens, at least one; 0 for any other text. */
+static int32_t read_count(const char *text) {
+  char *end = NULL;
+  errno = 0;
+  const long value = strtol(text, &end, 10);
+  return errno == 0 && end != text && *end == '\0' && value >= 1 && value <= INT32_MAX ? (int32_t)value : 0;
+}
+
 static void no_log(enum ggml_log_level level, const char *text, void *payload) {
   (void)level, (void)text, (void)payload;
 }
 
 int main(int argc, char **argv) {
-  if (argc < 3) {
-    fprintf(stderr, "usage: %s TARGET.gguf DRAFTER.gguf [N_TOKENS]\n", argv[0]);
+  int32_t n_left = argc > 3 ? read_count(argv[3]) : 16;
+  if (argc < 3 || argc > 4 || n_left == 0) {
+    fprintf(stderr, "usage: %s TARGET.gguf DRAFTER.gguf [N_TOKENS]\nN_TOKENS is a number from 1 on (16)\n", argv[0]);
     return 2;
   }
-  int32_t n_left = argc > 3 ? atoi(argv[3]) : 16;
   llama_log_set(no_log, NULL);
   llama_backend_init();
 

@@ -2,6 +2,7 @@
  *
  *   generate TARGET.gguf DRAFTER.gguf "Once upon a time" [N_TOKENS]
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,14 @@ static void check(int32_t status) {
   }
 }
 
+/* A number of tokens, at least one; 0 for any other text. */
+static int32_t read_count(const char *text) {
+  char *end = NULL;
+  errno = 0;
+  const long value = strtol(text, &end, 10);
+  return errno == 0 && end != text && *end == '\0' && value >= 1 && value <= INT32_MAX ? (int32_t)value : 0;
+}
+
 static void no_log(enum ggml_log_level level, const char *text, void *payload) {
   (void)level, (void)text, (void)payload;
 }
@@ -30,11 +39,12 @@ static void print_token(const struct llama_vocab *vocab, int32_t token) {
 }
 
 int main(int argc, char **argv) {
-  if (argc < 4) {
-    fprintf(stderr, "usage: %s TARGET.gguf DRAFTER.gguf PROMPT [N_TOKENS]\n", argv[0]);
+  int32_t n_left = argc > 4 ? read_count(argv[4]) : 64;
+  if (argc < 4 || argc > 5 || n_left == 0) {
+    fprintf(stderr, "usage: %s TARGET.gguf DRAFTER.gguf PROMPT [N_TOKENS]\nN_TOKENS is a number from 1 on (64)\n",
+            argv[0]);
     return 2;
   }
-  int32_t n_left = argc > 4 ? atoi(argv[4]) : 64;
   llama_log_set(no_log, NULL);
 
   df2_target *target = NULL;

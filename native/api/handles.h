@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "core/session.h"
 #include "llama/target.h"
@@ -20,8 +19,4 @@ struct df2_session {
   std::unique_ptr<df2::Session> session;
   df2::PackedBytes target_packed;
   uint64_t drafter_packed = 0;
-  // the last draft, unpacked for df2_draft
-  std::vector<int32_t> tokens;
-  std::vector<int32_t> candidates;
-  std::vector<float> scores;
 };

@@ -90,12 +90,14 @@ int32_t df2_drafter_load(df2_drafter **out, const char *path, const df2_drafter_
     const df2_drafter_options given = df2::read_options(options, df2_drafter_options DF2_DRAFTER_OPTIONS_INIT);
     require(given.version >= 0 && given.version <= 2, "options.version must be 0 (any), 1 or 2");
     ggml_backend_buffer_type_t packed = nullptr;
-    if (wants_kernels(given.kernels)) {
+    bool with_kernels = wants_kernels(given.kernels);
+    if (with_kernels) {
       df2::enable_kernels();
       packed = df2::drafter_buffer_type();
+      with_kernels = df2::kernel_status().state != DF2_KERNELS_DISABLED;
     }
     auto handle = std::make_unique<df2_drafter>();
-    handle->drafter = std::make_shared<const df2::Drafter>(path, packed);
+    handle->drafter = std::make_shared<const df2::Drafter>(path, packed, with_kernels);
     const int32_t version = handle->drafter->params().version;
     if (given.version != 0 && given.version != version) {
       throw df2::Error(DF2_EMISMATCH, df2::format("'%s' is a DFlash %d drafter, and DFlash %d was asked for", path,

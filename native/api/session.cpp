@@ -1,7 +1,7 @@
 // The C API for sessions.
 #include "core/session.h"
 
-#include <cstring>
+#include <cmath>
 
 #include "api/guard.h"
 #include "api/handles.h"
@@ -16,18 +16,15 @@ ggml_type to_ggml(int32_t cache_type) {
   return cache_type == DF2_CACHE_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
 }
 
-void unpack(df2_session *session, const df2::Draft &draft) {
-  const size_t k = static_cast<size_t>(draft.n_candidates);
-  const size_t n_draft = static_cast<size_t>(draft.n_draft);
-  session->tokens.resize(n_draft);
-  session->candidates.resize(n_draft * k);
-  session->scores.resize(n_draft * k);
-  for (size_t i = 0; i < n_draft; ++i) {
-    const int32_t *row = draft.selection + i * (1 + 2 * k);
-    session->tokens[i] = row[0];
-    std::memcpy(&session->candidates[i * k], row + 1, k * sizeof(int32_t));
-    std::memcpy(&session->scores[i * k], row + 1 + k, k * sizeof(float));
+df2::Sampling read_sampling(const df2_draft_options &options) {
+  require(std::isfinite(options.temperature) && options.temperature >= 0.0f,
+          "temperature must be finite and at least 0");
+  require(options.temperature == 0.0f || options.uniforms != nullptr,
+          "a temperature above 0 needs uniforms, one number per drafted position");
+  for (int32_t i = 0; options.temperature > 0.0f && i < options.n_draft; ++i) {
+    require(options.uniforms[i] >= 0.0f && options.uniforms[i] < 1.0f, "uniforms must be in [0, 1)");
   }
+  return {options.temperature, options.uniforms};
 }
 
 }  // namespace
@@ -45,7 +42,8 @@ int32_t df2_session_create(df2_session **out, df2_target *target, const df2_draf
     *out = nullptr;
     require(target != nullptr, "target is NULL");
     const df2_session_options given = df2::read_options(options, df2_session_options DF2_SESSION_OPTIONS_INIT);
-    const df2::SessionOptions chosen = {given.n_draft, given.window, to_ggml(given.cache_type), given.ignore_end != 0};
+    const df2::SessionOptions chosen = {given.n_draft, given.window, to_ggml(given.cache_type), given.ignore_end != 0,
+                                        given.n_threads_draft};
     auto handle = std::make_unique<df2_session>();
     handle->session =
         std::make_unique<df2::Session>(*target->target, drafter != nullptr ? drafter->drafter : nullptr, chosen);
@@ -103,20 +101,27 @@ int32_t df2_session_n_tokens(const df2_session *session) {
   return session != nullptr ? session->session->n_tokens() : 0;
 }
 
-int32_t df2_session_draft(df2_session *session, int32_t n_draft, df2_draft *draft) {
+int32_t df2_draft_options_init(df2_draft_options *options, size_t size) {
+  return guard([&] { df2::init_options(options, size, df2_draft_options DF2_DRAFT_OPTIONS_INIT); });
+}
+
+int32_t df2_session_draft(df2_session *session, const df2_draft_options *options, df2_draft *draft) {
   return guard([&] {
     require(session != nullptr, "session is NULL");
     require(draft != nullptr && draft->struct_size >= sizeof(uint32_t), "draft is NULL or its struct_size is not set");
-    const df2::Draft made = session->session->draft(n_draft);
-    unpack(session, made);
+    const df2_draft_options given = df2::read_options(options, df2_draft_options DF2_DRAFT_OPTIONS_INIT);
+    session->session->check_draft(given.n_draft);
+    const df2::Draft made = session->session->draft(given.n_draft, read_sampling(given));
     df2_draft found = {};
     found.n_draft = made.n_draft;
     found.n_candidates = made.n_candidates;
     found.n_embd = session->session->drafter_params()->n_embd;
     found.n_vocab = made.n_vocab;
-    found.tokens = session->tokens.data();
-    found.candidates = session->candidates.data();
-    found.scores = session->scores.data();
+    found.tokens = made.path;
+    found.candidates = made.candidates;
+    found.scores = made.scores;
+    found.q = made.q;
+    found.tokens_q = made.path_q;
     found.hidden = made.hidden;
     found.logits = made.logits;
     df2::write_result(draft, found);

@@ -1,199 +1,253 @@
 #include "core/draft_length.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace df2 {
 
 namespace {
 
-// The length of the first drafts: the cheapest one there is, and enough to learn a slope from.
-constexpr int32_t kProbe = 1;
-// Samples of plain decoding before anything is compared with it.
-constexpr int32_t kTrusted = 2;
-// The first probes include building the drafter's graphs: where verifying alone would pay, that many are made before
-// drafting is judged too slow.
-constexpr int32_t kFirstProbes = 4;
-// Plain cycles are cheap to try and anchor the comparison, which drifts as the context grows.
+// The length of the first drafts: long enough to learn a slope from.
+constexpr int32_t kFirstLength = 3;
+// Drafts to look at before drafting may be given up, and how much better than it looks drafting may be after one draft;
+// after n it is an n-th of that.
+constexpr int64_t kFirstDrafts = 2;
+constexpr double kDoubt = 1.0;
+// Verifying a token more costs a fifth of a plain cycle, give or take.
+constexpr double kUnpricedChance = 0.2;
+// Plain cycles anchor the comparison, which drifts as the context grows.
 constexpr int64_t kPlainInterval = 64;
+// Every so often one token more is verified than seems worth it: a cost that was measured on a bad moment would
+// otherwise never be measured again.
+constexpr int64_t kLongerInterval = 16;
 // While not drafting, probes may cost this share of the time, and come at least this rarely or often.
 constexpr double kProbeBudget = 0.012;
 constexpr int64_t kMinProbeInterval = 8;
 constexpr int64_t kMaxProbeInterval = 256;
 // Probes that keep losing come up to this many times rarer.
 constexpr int64_t kMaxPatience = 4;
-// Trying a longer draft than the best one costs little when drafting pays.
-constexpr int64_t kLongerInterval = 16;
-// Acceptance follows the text: a count's weight halves in about 23 cycles.
-constexpr double kDecay = 0.97;
-// Before anything is known a position is worth a coin flip.
-constexpr double kPriorReached = 1.0;
-constexpr double kPriorAccepted = 0.5;
+// The sums over drafting cycles halve in about 14 of them, what is known of a bin in about 34 tokens.
+constexpr double kRateDecay = 0.95;
+constexpr double kBinDecay = 0.98;
+// What is known of bins that nothing falls into fades, per draft.
+constexpr double kForgetting = 0.995;
+// How much of a cycle's yield is counted as it came out; the rest as it was expected.
+constexpr double kOutcomeShare = 0.7;
+// A bin begins as if it had seen this many tokens, of which the square of their q was right: drafters are surer of
+// themselves than they should be.
+constexpr double kPriorWeight = 3.0;
 // Costs follow slow changes and shrug off a single disturbed cycle.
+// Of a sample, by the cycles since the last one. The first few only count where they are low.
 constexpr double kCostWeight = 0.1;
+constexpr double kMaxCostWeight = 0.5;
 constexpr double kOutlier = 1.5;
+constexpr int32_t kTrusted = 3;
 // Drafting must promise a real gain before it replaces plain decoding.
 constexpr double kMargin = 1.02;
+// How fast a draft shrinks towards what is verified of it, per cycle.
+constexpr double kLengthDecay = 0.15;
 
 }  // namespace
 
-void DraftLength::Cost::add(double sample) {
+void DraftLength::Cost::add(double sample, int64_t cycle) {
+  const int64_t age = cycle - last_cycle;
+  last_cycle = cycle;
   ++n_seen;
-  if (n_seen <= 3) {
+  if (n_seen <= kTrusted) {
     value = n_seen == 1 ? sample : std::min(value, sample);
     return;
   }
-  value += kCostWeight * (std::min(sample, kOutlier * value) - value);
+  const double weight = std::min(kMaxCostWeight, kCostWeight * static_cast<double>(age));
+  value += weight * (std::min(sample, kOutlier * value) - value);
 }
 
 DraftLength::DraftLength(int32_t max)
     : max_(max),
       draft_(static_cast<size_t>(max) + 1),
       verify_(static_cast<size_t>(max) + 1),
-      accepted_(static_cast<size_t>(max), kPriorAccepted),
-      reached_(static_cast<size_t>(max), kPriorReached) {}
+      n_cut_to_(static_cast<size_t>(max) + 1, 0.0),
+      used_length_(std::min(kFirstLength, max)) {}
+
+size_t DraftLength::bin_of(float q) {
+  // narrower towards 1, where most accepted tokens are
+  constexpr float kEdges[] = {0.2f, 0.35f, 0.5f, 0.65f, 0.8f, 0.9f, 0.97f};
+  return static_cast<size_t>(std::upper_bound(std::begin(kEdges), std::end(kEdges), q) - std::begin(kEdges));
+}
+
+// That a token is right if all before it were.
+double DraftLength::chance(float q) const {
+  const Bin &bin = bins_[bin_of(q)];
+  const double prior = static_cast<double>(q) * static_cast<double>(q);
+  return (kPriorWeight * prior + bin.n_right) / (kPriorWeight + bin.n_reached);
+}
 
 // Measured, or on the line through the nearest measured lengths: a verify costs a fixed part plus a part per token.
-double DraftLength::verify_cost(int32_t n_draft) const {
+double DraftLength::verify_cost(int32_t n_verified) const {
   const auto at = [&](int32_t n) { return verify_[static_cast<size_t>(n)].value; };
-  if (at(n_draft) > 0.0) {
-    return at(n_draft);
+  if (at(n_verified) > 0.0) {
+    return at(n_verified);
   }
   int32_t below = -1;
   int32_t above = -1;
   for (int32_t n = 0; n <= max_; ++n) {
-    if (at(n) > 0.0 && n < n_draft) {
+    if (at(n) > 0.0 && n < n_verified) {
       below = n;
     }
-    if (at(n) > 0.0 && n > n_draft && above < 0) {
+    if (at(n) > 0.0 && n > n_verified && above < 0) {
       above = n;
     }
   }
   if (below > 0 && above < 0) {
     // beyond the longest measured length: the slope from plain decoding on
-    return at(0) > 0.0 ? at(below) + std::max(0.0, at(below) - at(0)) / below * (n_draft - below) : 0.0;
+    return at(0) > 0.0 ? at(below) + std::max(0.0, at(below) - at(0)) / below * (n_verified - below) : 0.0;
   }
   if (below < 0 || above < 0) {
     return 0.0;
   }
-  return at(below) + (at(above) - at(below)) * (n_draft - below) / (above - below);
+  return at(below) + (at(above) - at(below)) * (n_verified - below) / (above - below);
 }
 
-// Measured, or the nearest measured length's: most of a draft does not depend on how much of the block is used.
-double DraftLength::draft_cost(int32_t n_draft) const {
-  double cost = 0.0;
-  int32_t distance = max_ + 1;
-  for (int32_t n = 1; n <= max_; ++n) {
-    const double measured = draft_[static_cast<size_t>(n)].value;
-    if (measured > 0.0 && std::abs(n - n_draft) < distance) {
-      distance = std::abs(n - n_draft);
-      cost = measured;
-    }
+// Of the length that was drafted most: most of a draft does not depend on its length.
+double DraftLength::draft_cost() const {
+  const auto most =
+      std::max_element(draft_.begin(), draft_.end(), [](const Cost &a, const Cost &b) { return a.n_seen < b.n_seen; });
+  return most->value;
+}
+
+// Tokens per microsecond without drafting; 0 while unknown, as below.
+double DraftLength::plain_rate() const {
+  return verify_cost(0) > 0.0 ? 1.0 / verify_cost(0) : 0.0;
+}
+
+// With what things cost by now: the first samples are the worst.
+double DraftLength::drafting_us() const {
+  double cost = weight_ * draft_cost();
+  for (int32_t n = 0; n <= max_; ++n) {
+    cost += n_cut_to_[static_cast<size_t>(n)] * verify_cost(n);
   }
   return cost;
 }
 
-double DraftLength::expected_tokens(int32_t n_draft) const {
+double DraftLength::draft_rate() const {
+  return weight_ > 0.0 ? tokens_ / drafting_us() : 0.0;
+}
+
+double DraftLength::expected_tokens(const float *q, int32_t n_verified) const {
   double tokens = 1.0;
-  double all_accepted = 1.0;
-  for (int32_t i = 0; i < n_draft; ++i) {
-    all_accepted *= accepted_[static_cast<size_t>(i)] / reached_[static_cast<size_t>(i)];
-    tokens += all_accepted;
+  double all_right = 1.0;
+  for (int32_t i = 0; i < n_verified; ++i) {
+    all_right *= chance(q[i]);
+    tokens += all_right;
   }
   return tokens;
 }
 
-double DraftLength::rate(int32_t n_draft) const {
-  const double verify = verify_cost(n_draft);
-  const double draft = n_draft > 0 ? draft_cost(n_draft) : 0.0;
-  if (verify <= 0.0 || (n_draft > 0 && draft <= 0.0)) {
-    return 0.0;
-  }
-  return expected_tokens(n_draft) / (draft + verify);
-}
-
-int32_t DraftLength::best() const {
-  int32_t best = 0;
-  double best_rate = rate(0) * kMargin;
-  for (int32_t n = 1; n <= max_; ++n) {
-    if (rate(n) > best_rate) {
-      best = n;
-      best_rate = rate(n);
-    }
-  }
-  return best;
-}
-
-// Whether drafts of this length would pay if drafting itself cost nothing.
-bool DraftLength::may_pay(int32_t n_draft) const {
-  return expected_tokens(n_draft) * verify_cost(0) > kMargin * verify_cost(n_draft);
+// Drafting gets the benefit of the doubt while little has been seen of it.
+bool DraftLength::pays() const {
+  return draft_rate() * (1.0 + kDoubt / static_cast<double>(n_drafts_)) > kMargin * plain_rate();
 }
 
 // Cycles between probes while not drafting: what a probe loses, in plain cycles, over the budget.
-int64_t DraftLength::probe_interval(int32_t probe) const {
-  const double loss = (draft_cost(probe) + verify_cost(probe)) / verify_cost(0) - expected_tokens(probe);
-  const auto interval = static_cast<int64_t>(std::max(0.0, loss) / kProbeBudget);
+int64_t DraftLength::probe_interval() const {
+  const double loss = std::max(0.0, (drafting_us() * plain_rate() - tokens_) / weight_);
+  const auto interval = static_cast<int64_t>(loss / kProbeBudget);
   return std::clamp(interval * patience_, kMinProbeInterval, kMaxProbeInterval);
 }
 
-// Whether the next cycle should measure instead of exploit, and with which length.
-bool DraftLength::explore(int32_t current, int32_t *length) {
-  const int32_t probe = std::min(kProbe, max_);
-  if (verify_[0].n_seen < kTrusted) {
-    *length = 0;
-    return true;
-  }
-  const int32_t n_probed = verify_[static_cast<size_t>(probe)].n_seen;
-  if (n_probed == 0 || (current == 0 && n_probed < kFirstProbes && may_pay(probe))) {
-    *length = probe;
-    return true;
-  }
-  if (current > 0 && cycle_ - last_plain_ >= kPlainInterval) {
-    *length = 0;
-    return true;
-  }
-  if (current == 0 && cycle_ - last_probe_ >= probe_interval(probe)) {
-    patience_ = std::min(2 * patience_, kMaxPatience);
-    *length = probe;
-    return true;
-  }
-  if (current > 0 && current < max_ && cycle_ % kLongerInterval == 0) {
-    *length = current + 1;
-    return true;
-  }
-  return false;
+// One more than was worth verifying lately.
+int32_t DraftLength::adapted_length() const {
+  return std::clamp(static_cast<int32_t>(used_length_ + 1.0), 1, max_);
 }
 
 int32_t DraftLength::choose() {
   ++cycle_;
-  const int32_t current = best();
-  if (current > 0) {
+  bool drafts = false;
+  if (n_drafts_ == 0) {
+    drafts = true;
+  } else if (verify_[0].n_seen < kTrusted && n_drafts_ > verify_[0].n_seen * verify_[0].n_seen) {
+    drafts = false;  // what everything is compared with
+  } else if (n_drafts_ >= kFirstDrafts && pays()) {
+    drafts = cycle_ - last_plain_ < kPlainInterval;
     patience_ = 1;
+    is_probe_ = false;
+  } else if (n_drafts_ < kFirstDrafts || cycle_ - last_draft_ >= probe_interval()) {
+    drafts = true;
+    patience_ = n_drafts_ < kFirstDrafts ? 1 : std::min(2 * patience_, kMaxPatience);
+    is_probe_ = true;
   }
-  int32_t length = current;
-  explore(current, &length);
-  if (length == 0) {
-    last_plain_ = cycle_;
-  } else {
-    last_probe_ = cycle_;
-  }
-  return length;
+  last_draft_ = drafts ? cycle_ : last_draft_;
+  return drafts ? adapted_length() : 0;
 }
 
-void DraftLength::observe(int32_t n_drafted, int32_t n_accepted, uint64_t draft_us, uint64_t verify_us) {
+// While costs are unknown: what is likely enough to be worth it on most machines, but something.
+int32_t DraftLength::unpriced_cut(const float *q, int32_t n_draft) const {
+  int32_t n = 1;
+  double all_right = chance(q[0]);
+  while (n < n_draft && all_right * chance(q[n]) > kUnpricedChance) {
+    all_right *= chance(q[n++]);
+  }
+  return n;
+}
+
+// The draft is paid for: what counts is whether a token is worth more than the time its verification takes.
+int32_t DraftLength::cut(const float *q, int32_t n_draft) const {
+  const double rate = std::max(draft_rate(), plain_rate());
+  if (rate <= 0.0 || verify_[0].n_seen == 0) {
+    return unpriced_cut(q, n_draft);
+  }
+  // a probe verifies something, or nothing would be learnt from it
+  int32_t best = is_probe_ ? 1 : 0;
+  double best_gain = expected_tokens(q, best) - rate * verify_cost(best);
+  for (int32_t n = best + 1; n <= n_draft; ++n) {
+    const double gain = expected_tokens(q, n) - rate * verify_cost(n);
+    if (gain > best_gain) {
+      best = n;
+      best_gain = gain;
+    }
+  }
+  return cycle_ % kLongerInterval == 0 ? std::min(best + 1, n_draft) : best;
+}
+
+void DraftLength::learn_confidence(const float *q, int32_t n_verified, int32_t n_accepted) {
+  for (Bin &bin : bins_) {
+    bin.n_reached *= kForgetting;
+    bin.n_right *= kForgetting;
+  }
+  const int32_t n_reached = std::min(n_verified, n_accepted + 1);
+  for (int32_t i = 0; i < n_reached; ++i) {
+    Bin &bin = bins_[bin_of(q[i])];
+    bin.n_reached = kBinDecay * bin.n_reached + 1.0;
+    bin.n_right = kBinDecay * bin.n_right + (i < n_accepted ? 1.0 : 0.0);
+  }
+}
+
+void DraftLength::learn_length(int32_t n_drafted, int32_t n_verified) {
+  const double wanted = n_verified == n_drafted ? n_drafted + 1.0 : n_verified;
+  used_length_ = std::clamp(std::max(wanted, used_length_ - kLengthDecay), 0.0, static_cast<double>(max_));
+}
+
+void DraftLength::observe(const float *q, int32_t n_drafted, int32_t n_verified, int32_t n_accepted, uint64_t draft_us,
+                          uint64_t verify_us) {
   if (n_drafted > max_) {
     return;
   }
-  verify_[static_cast<size_t>(n_drafted)].add(static_cast<double>(verify_us));
+  verify_[static_cast<size_t>(n_verified)].add(static_cast<double>(verify_us), cycle_);
+  last_plain_ = n_verified == 0 ? cycle_ : last_plain_;
   if (n_drafted == 0) {
     return;
   }
-  draft_[static_cast<size_t>(n_drafted)].add(static_cast<double>(draft_us));
-  const int32_t n_reached = std::min(n_drafted, n_accepted + 1);
-  for (int32_t i = 0; i < n_reached; ++i) {
-    const auto at = static_cast<size_t>(i);
-    reached_[at] = kDecay * reached_[at] + 1.0;
-    accepted_[at] = kDecay * accepted_[at] + (i < n_accepted ? 1.0 : 0.0);
+  ++n_drafts_;
+  draft_[static_cast<size_t>(n_drafted)].add(static_cast<double>(draft_us), cycle_);
+  learn_confidence(q, n_verified, n_accepted);
+  learn_length(n_drafted, n_verified);
+  for (double &n_cycles : n_cut_to_) {
+    n_cycles *= kRateDecay;
   }
+  n_cut_to_[static_cast<size_t>(n_verified)] += 1.0;
+  weight_ = kRateDecay * weight_ + 1.0;
+  // what came of it, and what was to be expected, which is less of a gamble but believes the drafter
+  const double outcome = n_accepted + 1.0;
+  tokens_ = kRateDecay * tokens_ + kOutcomeShare * outcome + (1.0 - kOutcomeShare) * expected_tokens(q, n_verified);
 }
 
 }  // namespace df2

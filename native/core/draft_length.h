@@ -1,8 +1,11 @@
-// Chooses how many tokens to draft, from what drafting costs and how often drafts are accepted on this machine, with
-// this pair, in this text. Drafting nothing is always among the choices, so that a drafter that does not pay here costs
-// little more than finding that out.
+// Chooses how many tokens to draft, and how many of a draft to verify, from what both cost, how sure the drafter is of
+// each token, and how often it was right when it was that sure: on this machine, with this pair, in this text. Drafting
+// nothing is always among the choices, so that a drafter that does not pay here costs little more than finding that
+// out.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -13,40 +16,63 @@ class DraftLength {
   // max: the longest draft, >= 1.
   explicit DraftLength(int32_t max);
 
-  // The length for the next cycle: 0 .. max.
+  // The length of the next cycle's draft: 0 .. max.
   int32_t choose();
 
-  // What a cycle drafted, kept and cost. A cycle cut short by the caller's limits is as good a sample as any.
-  void observe(int32_t n_drafted, int32_t n_accepted, uint64_t draft_us, uint64_t verify_us);
+  // How many tokens of a draft to verify: 0 .. n_draft. q: [n_draft], the drafter's own probability of each.
+  int32_t cut(const float *q, int32_t n_draft) const;
 
-  // Expected tokens per microsecond for a length; 0 while its cost is unknown. For choose() and for tests.
-  double rate(int32_t n_draft) const;
+  // What a cycle drafted, verified, kept and cost; q as above. A cycle that the caller's limits cut short is as good a
+  // sample as any.
+  void observe(const float *q, int32_t n_drafted, int32_t n_verified, int32_t n_accepted, uint64_t draft_us,
+               uint64_t verify_us);
 
  private:
   // A running cost in microseconds; 0 until measured.
   struct Cost {
     double value = 0.0;
     int32_t n_seen = 0;
-    void add(double sample);
+    int64_t last_cycle = 0;
+    void add(double sample, int64_t cycle);
   };
 
-  double verify_cost(int32_t n_draft) const;
-  double draft_cost(int32_t n_draft) const;
-  double expected_tokens(int32_t n_draft) const;
-  int32_t best() const;
-  bool may_pay(int32_t n_draft) const;
-  int64_t probe_interval(int32_t probe) const;
-  bool explore(int32_t current, int32_t *length);
+  // Among tokens the drafter was about equally sure of: those that were looked at, and those that were right.
+  struct Bin {
+    double n_reached = 0.0;
+    double n_right = 0.0;
+  };
+
+  static size_t bin_of(float q);
+  double chance(float q) const;
+  double verify_cost(int32_t n_verified) const;
+  double draft_cost() const;
+  double plain_rate() const;
+  double drafting_us() const;
+  double draft_rate() const;
+  double expected_tokens(const float *q, int32_t n_verified) const;
+  bool pays() const;
+  int64_t probe_interval() const;
+  int32_t adapted_length() const;
+  int32_t unpriced_cut(const float *q, int32_t n_draft) const;
+  void learn_confidence(const float *q, int32_t n_verified, int32_t n_accepted);
+  void learn_length(int32_t n_drafted, int32_t n_verified);
 
   int32_t max_;
-  std::vector<Cost> draft_;       // by length, [0] unused
-  std::vector<Cost> verify_;      // by length
-  std::vector<double> accepted_;  // decayed counts by position, given that all before it were accepted
-  std::vector<double> reached_;
+  std::vector<Cost> draft_;   // by length, [0] unused
+  std::vector<Cost> verify_;  // by length
+  std::array<Bin, 8> bins_;
+  // Decayed sums over the cycles that drafted: their number, by how much of the draft they verified, and in all; and
+  // the tokens they were expected to yield.
+  std::vector<double> n_cut_to_;
+  double weight_ = 0.0;
+  double tokens_ = 0.0;
+  double used_length_ = 0.0;  // a decayed peak of the lengths verified
+  int64_t n_drafts_ = 0;
   int64_t cycle_ = 0;
   int64_t last_plain_ = 0;
-  int64_t last_probe_ = 0;
+  int64_t last_draft_ = 0;
   int64_t patience_ = 1;
+  bool is_probe_ = true;  // the current draft is made to learn from it
 };
 
 }  // namespace df2

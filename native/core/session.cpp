@@ -3,8 +3,9 @@
 #include <algorithm>
 
 #include "common/error.h"
-#include "core/stopwatch.h"
+#include "common/stopwatch.h"
 #include "ops/argmax/argmax.h"
+#include "ops/common/cpu.h"
 
 namespace df2 {
 
@@ -68,13 +69,18 @@ Session::Session(Target &target, std::shared_ptr<const Drafter> drafter, const S
   if (options.window < 0 || options.window > (1 << 20)) {
     throw Error(DF2_EINVAL, format("window must be between 0 and %d", 1 << 20));
   }
+  if (options.n_threads_draft < 0 || options.n_threads_draft > target.n_threads()) {
+    throw Error(DF2_EINVAL, format("n_threads_draft is %d; it must not exceed the target's number of threads, %d",
+                                   options.n_threads_draft, target.n_threads()));
+  }
   if (drafter != nullptr) {
     check_pair(target, *drafter);
     const int32_t trained = drafter->params().n_ctx_train;
     RunnerOptions runner;
     runner.full_window = options.window > 0 ? options.window : std::min(kDefaultWindow, trained);
     runner.cache_type = options.cache_type;
-    runner.n_threads = target.n_threads();
+    runner.n_threads = options.n_threads_draft > 0 ? options.n_threads_draft : target.n_threads();
+    runner.fused = drafter->with_kernels();
     runner.threadpool = target.threadpool();
     runner_ = std::make_unique<DrafterRunner>(drafter, target.shared_weights(), runner);
   }
@@ -136,6 +142,10 @@ void Session::flush_pending() {
     runner_->inject(pending_.data(), n_pending_, n_decoded_ - n_pending_);
     n_pending_ = 0;
   }
+}
+
+uint64_t Session::graph_build_us() const {
+  return runner_ != nullptr ? runner_->build_us() : 0;
 }
 
 // Cuts the target's memory to n_kept tokens, which undoes whatever happened behind them.
@@ -213,17 +223,15 @@ void Session::prefill(const int32_t *tokens, int32_t n_tokens) {
 }
 
 int32_t Session::choose_n_draft(int32_t capacity) const {
-  const int32_t wanted = options_.n_draft >= 0      ? options_.n_draft
-                         : draft_length_ != nullptr ? draft_length_->choose()
-                                                    : 0;
+  const int32_t wanted = is_auto() ? draft_length_->choose() : std::max(0, options_.n_draft);
   // the anchor needs one place in the context and in the batch, the bonus token one in the output
   const int32_t room = std::min({capacity, target_.n_ctx() - n_decoded_, target_.n_batch()}) - 1;
   return std::clamp(wanted, 0, std::max(0, room));
 }
 
-Draft Session::run_draft(int32_t n_draft) {
+Draft Session::run_draft(int32_t n_draft, const Sampling &sampling) {
   const Stopwatch watch(&stats_.draft_us);
-  const Draft draft = runner_->draft(pending_.data(), n_pending_, tokens_.back(), n_decoded_, n_draft);
+  const Draft draft = runner_->draft(pending_.data(), n_pending_, tokens_.back(), n_decoded_, n_draft, sampling);
   n_pending_ = 0;
   return draft;
 }
@@ -232,7 +240,8 @@ int32_t Session::pick(int32_t row) {
   if (sampler_ != nullptr) {
     return target_.sample(sampler_, row);
   }
-  return static_cast<int32_t>(df2_argmax_f32_ref(target_.logits(row), target_.n_vocab()));
+  static const df2_argmax_kernel *const kernel = df2_argmax_find(df2_cpu_allowed_features());
+  return static_cast<int32_t>(kernel->argmax(target_.logits(row), target_.n_vocab()));
 }
 
 df2_step_result Session::take_prefilled(int32_t *tokens) {
@@ -287,6 +296,7 @@ df2_step_result Session::step(int32_t *tokens, int32_t capacity) {
 
 df2_step_result Session::cycle(int32_t *tokens, int32_t capacity) {
   const uint64_t draft_before = stats_.draft_us;
+  const uint64_t build_before = graph_build_us();
   const uint64_t verify_before = stats_.verify_us;
   df2_step_result result = {};
   if (n_pending_ >= kMaxPending) {
@@ -294,12 +304,12 @@ df2_step_result Session::cycle(int32_t *tokens, int32_t capacity) {
     flush_pending();
   }
   std::vector<int32_t> batch = {tokens_.back()};
-  result.n_drafted = choose_n_draft(capacity);
-  if (result.n_drafted > 0) {
-    const Draft draft = run_draft(result.n_drafted);
-    for (int32_t i = 0; i < draft.n_draft; ++i) {
-      batch.push_back(draft.token(i));
-    }
+  const int32_t n_made = choose_n_draft(capacity);
+  Draft draft = {};
+  if (n_made > 0) {
+    draft = run_draft(n_made);
+    result.n_drafted = is_auto() ? draft_length_->cut(draft.path_q, n_made) : n_made;
+    batch.insert(batch.end(), draft.path, draft.path + result.n_drafted);
   }
   verify(batch);
   try {
@@ -315,8 +325,10 @@ df2_step_result Session::cycle(int32_t *tokens, int32_t capacity) {
   n_decoded_ += result.n_tokens;
   n_pending_ += runner_ != nullptr ? result.n_tokens : 0;
   if (draft_length_ != nullptr) {
-    draft_length_->observe(result.n_drafted, result.n_accepted, stats_.draft_us - draft_before,
-                           stats_.verify_us - verify_before);
+    // a graph is built once per shape: a cost, but not what the next draft will cost
+    const uint64_t build_us = graph_build_us() - build_before;
+    draft_length_->observe(draft.path_q, n_made, result.n_drafted, result.n_accepted,
+                           stats_.draft_us - draft_before - build_us, stats_.verify_us - verify_before);
   }
   count_cycle(result);
   return result;
@@ -346,18 +358,22 @@ void Session::count_cycle(const df2_step_result &result) {
   }
 }
 
-Draft Session::draft(int32_t n_draft) {
+void Session::check_draft(int32_t n_draft) const {
   check_alive();
   if (runner_ == nullptr) {
     throw Error(DF2_EINVAL, "this session has no drafter");
   }
   if (tokens_.empty() || n_decoded_ == n_tokens()) {
-    throw Error(DF2_EINVAL, "there is no anchor to draft from: step once after the prefill");
+    throw Error(DF2_EINVAL, "there is no token to draft from yet: step once after the prefill");
   }
   if (n_draft < 1 || n_draft > max_draft()) {
     throw Error(DF2_EINVAL, format("n_draft is %d; 1 to %d are possible with this drafter", n_draft, max_draft()));
   }
-  return run_draft(n_draft);
+}
+
+Draft Session::draft(int32_t n_draft, const Sampling &sampling) {
+  check_draft(n_draft);
+  return run_draft(n_draft, sampling);
 }
 
 void Session::rewind(int32_t n_tokens) {

@@ -17,6 +17,7 @@ struct SessionOptions {
   int32_t window;   // 0: default
   ggml_type cache_type;
   bool ignore_end;
+  int32_t n_threads_draft;  // 0: the target's
 };
 
 class Session {
@@ -32,7 +33,9 @@ class Session {
   void prefill(const int32_t *tokens, int32_t n_tokens);
   df2_step_result step(int32_t *tokens, int32_t capacity);
   void rewind(int32_t n_tokens);
-  Draft draft(int32_t n_draft);
+  // Throws DF2_EINVAL if no draft of this length can be made now.
+  void check_draft(int32_t n_draft) const;
+  Draft draft(int32_t n_draft, const Sampling &sampling);
   int32_t n_tokens() const { return static_cast<int32_t>(tokens_.size()); }
   const DrafterParams *drafter_params() const { return runner_ != nullptr ? &runner_->drafter().params() : nullptr; }
 
@@ -41,13 +44,15 @@ class Session {
 
  private:
   int32_t max_draft() const;
+  // Whether the draft length is chosen while running.
+  bool is_auto() const { return options_.n_draft == -1 && draft_length_ != nullptr; }
   void check_alive() const;
   void check_tokens(const int32_t *tokens, int32_t n_tokens) const;
   void decode_prompt(const std::vector<int32_t> &tokens);
   void forget_logits();
   void drop_decoded(int32_t n_kept);
   df2_step_result cycle(int32_t *tokens, int32_t capacity);
-  Draft run_draft(int32_t n_draft);
+  Draft run_draft(int32_t n_draft, const Sampling &sampling = {});
   void verify(const std::vector<int32_t> &batch);
   int32_t choose_n_draft(int32_t capacity) const;
   int32_t pick(int32_t row);
@@ -56,6 +61,7 @@ class Session {
   void count_cycle(const df2_step_result &result);
   float *pending_room(int32_t n_rows);
   void flush_pending();
+  uint64_t graph_build_us() const;
 
   Target &target_;
   ContextClaim claim_;

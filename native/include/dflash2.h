@@ -96,7 +96,7 @@ typedef void (*df2_log_callback)(int32_t level, const char *message, void *paylo
 DF2_API void df2_log_set(df2_log_callback callback, void *payload);
 
 /* ---------------------------------------------------------------------------------------------------------------
- * Kernels: this library's matrix products inside llama.cpp's CPU back end
+ * Kernels: this library's matrix products and attention inside llama.cpp's CPU back end
  *
  * Weights that a kernel exists for are packed while a model is loaded, and multiplied by this library in llama.cpp's
  * own threads; everything else is computed as ever. They serve every model the process loads with llama.cpp afterwards.
@@ -158,7 +158,8 @@ DF2_API bool df2_taps_eval(struct ggml_tensor *tensor, bool ask, void *taps);
 
 typedef struct df2_target_options {
   uint32_t struct_size;
-  int32_t n_ctx;     /* context length in tokens; 0: the model's trained length, at most 4096 */
+  int32_t n_ctx;     /* context length in tokens; 0: the model's trained length, at most 4096. llama.cpp rounds it up to
+                        a multiple of 256: llama_n_ctx(df2_target_context(target)) has what came of it */
   int32_t n_batch;   /* most tokens per prefill decode; 0: 512 */
   int32_t n_threads; /* 0: one per physical core the process may use */
   int32_t kernels;   /* df2_kernels */
@@ -252,15 +253,16 @@ typedef enum df2_cache_type { DF2_CACHE_F16 = 0, DF2_CACHE_F32 = 1 } df2_cache_t
 
 typedef struct df2_session_options {
   uint32_t struct_size;
-  int32_t n_draft;    /* tokens drafted per cycle, at most block_size - 1; -1: chosen while running, from measured
-                         cost and acceptance, between none and block_size - 1; 0: none */
-  int32_t window;     /* most context tokens a full-attention drafter layer attends to; 0: 2048, or the trained
-                         context length if that is shorter. Layers with a window of their own keep it */
-  int32_t cache_type; /* df2_cache_type of the drafter's K/V cache */
-  int32_t ignore_end; /* non-zero: go on after an end-of-generation token */
+  int32_t n_draft;         /* tokens drafted per cycle, at most block_size - 1; 0: none; -1: chosen while running,
+                              cycle by cycle, from measured cost and acceptance and from how sure the drafter is */
+  int32_t window;          /* most context tokens a full-attention drafter layer attends to; 0: 2048, or the trained
+                              context length if that is shorter. Layers with a window of their own keep it */
+  int32_t cache_type;      /* df2_cache_type of the drafter's K/V cache */
+  int32_t ignore_end;      /* non-zero: go on after an end-of-generation token */
+  int32_t n_threads_draft; /* threads that draft, at most the target's n_threads; 0: as many */
 } df2_session_options;
 
-#define DF2_SESSION_OPTIONS_INIT {sizeof(df2_session_options), -1, 0, DF2_CACHE_F16, 0}
+#define DF2_SESSION_OPTIONS_INIT {sizeof(df2_session_options), -1, 0, DF2_CACHE_F16, 0, 0}
 
 DF2_API int32_t df2_session_options_init(df2_session_options *options, size_t size);
 
@@ -292,7 +294,7 @@ DF2_API int32_t df2_session_prefill(df2_session *session, const int32_t *tokens,
 
 typedef struct df2_step_result {
   int32_t n_tokens;   /* tokens written */
-  int32_t n_drafted;  /* tokens drafted in this cycle */
+  int32_t n_drafted;  /* tokens drafted and verified in this cycle */
   int32_t n_accepted; /* how many of them were kept: the first n_accepted tokens written were drafted */
   int32_t is_end;     /* 1: the last token written ends the generation (never 1 with ignore_end) */
 } df2_step_result;
@@ -314,24 +316,39 @@ DF2_API int32_t df2_session_rewind(df2_session *session, int32_t n_tokens);
 /* Length of the sequence: prompt and generated tokens. */
 DF2_API int32_t df2_session_n_tokens(const df2_session *session);
 
+/* How to draft. */
+typedef struct df2_draft_options {
+  uint32_t struct_size;
+  int32_t n_draft;       /* tokens to draft, 1 .. block_size - 1 */
+  float temperature;     /* 0: each position's best score; above: drawn from softmax(scores / temperature) */
+  uint32_t reserved;     /* 0 */
+  const float *uniforms; /* [n_draft] in [0, 1): the numbers to draw with; not read at temperature 0 */
+} df2_draft_options;
+
+#define DF2_DRAFT_OPTIONS_INIT {sizeof(df2_draft_options), 1, 0.0f, 0, NULL}
+
+DF2_API int32_t df2_draft_options_init(df2_draft_options *options, size_t size);
+
 /* A draft as the drafter sees it; pointers are borrowed until the session's next call. */
 typedef struct df2_draft {
   uint32_t struct_size;
   int32_t n_draft;      /* drafted tokens */
   int32_t n_candidates; /* per position: selector_top_k, or 1 for version 1 */
   int32_t n_embd;
-  int32_t n_vocab;           /* columns of logits */
-  const int32_t *tokens;     /* [n_draft] the selector's greedy path */
+  int32_t n_vocab;           /* columns of logits: rows of the head, in a reduced vocabulary not token ids */
+  const int32_t *tokens;     /* [n_draft] the selector's path */
   const int32_t *candidates; /* [n_draft][n_candidates] target ids, best logit first */
   const float *scores;       /* [n_draft][n_candidates] logit plus transition from the path's previous token */
+  const float *q;            /* [n_draft][n_candidates] softmax(scores / temperature); greedy: at temperature 1 */
+  const float *tokens_q;     /* [n_draft] q of the path's tokens */
   const float *hidden;       /* [n_draft + 1][n_embd] after the final norm, anchor first */
   const float *logits;       /* [n_draft][n_vocab] after multiplier and softcap */
 } df2_draft;
 
-/* Drafts n_draft tokens (1 .. block_size - 1) after the current sequence and verifies nothing: for inspection and
- * tests. The sequence is unchanged; the last token must be undecided, i.e. come from a step or a rewind, not from a
- * prefill (DF2_EINVAL). Other errors as df2_session_step. */
-DF2_API int32_t df2_session_draft(df2_session *session, int32_t n_draft, df2_draft *draft);
+/* Drafts after the current sequence and verifies nothing: for inspection and tests. options may be NULL: one token,
+ * greedy. The sequence is unchanged; the last token must be undecided, i.e. come from a step or a rewind, not from a
+ * prefill (DF2_EINVAL, as for options out of range). Other errors as df2_session_step. */
+DF2_API int32_t df2_session_draft(df2_session *session, const df2_draft_options *options, df2_draft *draft);
 
 typedef struct df2_stats {
   uint32_t struct_size;
@@ -347,7 +364,7 @@ typedef struct df2_stats {
   uint64_t n_generated;
   uint64_t n_drafted;
   uint64_t n_accepted;
-  uint64_t drafted_at[DF2_MAX_DRAFT];  /* how often position i (from 0) was drafted */
+  uint64_t drafted_at[DF2_MAX_DRAFT];  /* how often position i (from 0) was verified */
   uint64_t accepted_at[DF2_MAX_DRAFT]; /* how often it was accepted */
   /* Memory, bytes. None of them depends on the target's context length. */
   uint64_t drafter_cache_bytes;

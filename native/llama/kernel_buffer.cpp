@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "ggml-cpu.h"
 #include "llama/kernel_rowwise.h"
 #include "llama/source_pages.h"
+#include "llama/taps.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -106,7 +106,7 @@ bool is_copy(const ggml_tensor *tensor) {
   return std::strcmp(tensor->name, "token_embd.weight") == 0;
 }
 
-// Calls work(i) for every i < n, on several threads if there is a lot to do.
+// Calls work(i), which must not throw, for every i < n, on several threads if there is a lot to do.
 template <typename Work>
 void for_each_index(int64_t n, bool is_big, const Work &work) {
   std::atomic<int64_t> next{0};
@@ -119,19 +119,50 @@ void for_each_index(int64_t n, bool is_big, const Work &work) {
     }
   };
   std::vector<std::thread> helpers;
-  const int32_t n_helpers = is_big ? std::min(physical_cores(), kMaxPackingThreads) - 1 : 0;
   try {
+    const int32_t n_helpers = is_big ? std::min(physical_cores(), kMaxPackingThreads) - 1 : 0;
+    helpers.reserve(static_cast<size_t>(n_helpers));  // a vector that must grow would end with joinable threads in it
     for (int32_t i = 0; i < n_helpers; ++i) {
       helpers.emplace_back(run);
     }
-  } catch (const std::system_error &) {
-    // fewer threads, then
+  } catch (const std::exception &) {
+    // no memory or no threads: fewer of them, then
   }
   run();
   for (std::thread &helper : helpers) {
     helper.join();
   }
 }
+
+// Where the rows of packed weights are, in a buffer of ours.
+struct PackedMatrices {
+  explicit PackedMatrices(const ggml_tensor *weights)
+      : type(traits_of(weights->type)->kernel()->type),
+        n_in(weights->ne[0]),
+        n_out(weights->ne[1]),
+        n_tiles(df2_qmm_n_tiles(n_out)),
+        row_bytes(df2_qmm_row_bytes(type, n_in)),
+        tile_bytes(df2_qmm_tile_bytes(type, n_in)),
+        tiles(static_cast<uint8_t *>(weights->data)) {}
+
+  // The tile of one matrix.
+  uint8_t *matrix(int64_t index) const { return tiles + static_cast<size_t>(index * n_tiles) * tile_bytes; }
+
+  // One row, counted through all matrices.
+  void unpack(uint8_t *row, int64_t index) const {
+    const int64_t output = index % n_out;
+    const uint8_t *tile = matrix(index / n_out) + static_cast<size_t>(output / DF2_QMM_TILE) * tile_bytes;
+    df2_qmm_unpack_row(row, type, tile, n_in, output % DF2_QMM_TILE);
+  }
+
+  df2_qmm_type type;
+  int64_t n_in;
+  int64_t n_out;
+  int64_t n_tiles;
+  size_t row_bytes;
+  size_t tile_bytes;
+  uint8_t *tiles;
+};
 
 thread_local PackedCount *current_count = nullptr;
 
@@ -163,13 +194,39 @@ class PackedBuffer {
   uint8_t *base() const { return base_; }
   const PackedBytes &bytes() const { return bytes_; }
 
+  // `size` bytes of the weights as ggml stores them, from `offset` on.
+  void get(const ggml_tensor *tensor, uint8_t *data, size_t offset, size_t size) {
+    const PackedMatrices matrices(tensor);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto row_bytes = static_cast<int64_t>(matrices.row_bytes);
+    const auto begin = static_cast<int64_t>(offset);
+    const auto end = static_cast<int64_t>(offset + size);
+    const int64_t first = (begin + row_bytes - 1) / row_bytes;
+    const int64_t last = end / row_bytes;
+    const auto copy_part = [&](int64_t row) {
+      std::vector<uint8_t> whole(matrices.row_bytes);
+      matrices.unpack(whole.data(), row);
+      const int64_t from = std::max(begin, row * row_bytes);
+      const int64_t to = std::min(end, (row + 1) * row_bytes);
+      std::memcpy(data + (from - begin), whole.data() + (from - row * row_bytes), static_cast<size_t>(to - from));
+    };
+    if (begin < first * row_bytes) {
+      copy_part(first - 1);
+    }
+    for_each_index(last - first, size >= kBig,
+                   [&](int64_t i) { matrices.unpack(data + (first + i) * row_bytes - begin, first + i); });
+    if (last >= first && end > last * row_bytes) {
+      copy_part(last);
+    }
+  }
+
   // Weights may come in parts, in any order, each part once; they are packed when the last one is there.
   void set(const ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
     const size_t whole = ggml_nbytes(tensor);
     const std::lock_guard<std::mutex> lock(mutex_);
     if (size == whole) {
       pack(tensor, data);
-      source_.forget(data, size);
+      source_.forget(data, size, is_copy(tensor));
       return;
     }
     Parts &parts = incomplete_[tensor];
@@ -189,21 +246,15 @@ class PackedBuffer {
   };
 
   void pack(const ggml_tensor *tensor, const void *data) {
-    const MatmulTraits &traits = *traits_of(tensor->type);
-    const df2_qmm_type type = traits.kernel()->type;
-    const int64_t n_in = tensor->ne[0];
-    const int64_t n_out = tensor->ne[1];
-    const int64_t n_tiles = df2_qmm_n_tiles(n_out);
-    const size_t matrix_bytes = static_cast<size_t>(n_out) * df2_qmm_row_bytes(type, n_in);
-    const size_t packed_matrix_bytes = static_cast<size_t>(n_tiles) * df2_qmm_tile_bytes(type, n_in);
-    auto *packed = static_cast<uint8_t *>(tensor->data);
+    const PackedMatrices matrices(tensor);
+    const size_t matrix_bytes = static_cast<size_t>(matrices.n_out) * matrices.row_bytes;
     const auto *weights = static_cast<const uint8_t *>(data);
-    for_each_index(n_tiles * tensor->ne[2], ggml_nbytes(tensor) >= kBig, [&](int64_t i) {
-      const auto matrix = static_cast<size_t>(i / n_tiles);
-      df2_qmm_pack_tile(packed + matrix * packed_matrix_bytes, type, weights + matrix * matrix_bytes, n_out, n_in,
-                        i % n_tiles);
+    for_each_index(matrices.n_tiles * tensor->ne[2], ggml_nbytes(tensor) >= kBig, [&](int64_t i) {
+      const int64_t matrix = i / matrices.n_tiles;
+      df2_qmm_pack_tile(matrices.matrix(matrix), matrices.type, weights + static_cast<size_t>(matrix) * matrix_bytes,
+                        matrices.n_out, matrices.n_in, i % matrices.n_tiles);
     });
-    count(traits.packed_bytes(tensor), is_copy(tensor));
+    count(traits_of(tensor->type)->packed_bytes(tensor), is_copy(tensor));
   }
 
   void count(size_t n_bytes, bool copied) {
@@ -254,10 +305,10 @@ void set_tensor(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor, const 
   contents(buffer)->set(tensor, data, offset, size);
 }
 
-void get_tensor(ggml_backend_buffer_t /*buffer*/, const struct ggml_tensor *tensor, void * /*data*/, size_t /*offset*/,
-                size_t /*size*/) {
-  GGML_ABORT("dflash2: the weights of %s are packed and cannot be read back; load the model with kernels off",
-             tensor->name);
+void get_tensor(ggml_backend_buffer_t buffer, const struct ggml_tensor *tensor, void *data, size_t offset,
+                size_t size) {
+  const ggml_tensor *weights = tensor->view_src != nullptr ? tensor->view_src : tensor;
+  contents(buffer)->get(weights, static_cast<uint8_t *>(data), offset + tensor->view_offs, size);
 }
 
 void clear(ggml_backend_buffer_t buffer, uint8_t value) {
@@ -333,6 +384,9 @@ class PackedWeights final : public ggml::cpu::extra_buffer_type {
  private:
   // Of nodes that are ours whatever buffers their operands are in.
   static ggml::cpu::tensor_traits *traits_without_weights(const ggml_tensor *op) {
+    if (op->op == GGML_OP_ADD) {
+      return traits_of_marked(op);
+    }
     if (op->op == GGML_OP_FLASH_ATTN_EXT) {
       AttentionTraits &traits = attention_traits();
       return traits.supports(op) && !is_stock(op->src[1]->buffer) ? &traits : nullptr;

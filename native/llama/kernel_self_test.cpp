@@ -2,6 +2,8 @@
 // this CPU do with our kernels what they were made for.
 #include <cmath>
 #include <cstring>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include "common/error.h"
@@ -39,6 +41,17 @@ class Noise {
 void check(bool condition, const char *problem) {
   if (!condition) {
     throw Error(DF2_EBACKEND, problem);
+  }
+}
+
+// 2, or 1 where no thread can be started (RLIMIT_NPROC, a container's limit): ggml's own thread pool would then end the
+// process, which a caller that computes with one thread need not fear.
+int most_threads() {
+  try {
+    std::thread([] {}).join();
+    return 2;
+  } catch (const std::system_error &) {
+    return 1;
   }
 }
 
@@ -165,7 +178,7 @@ class AttentionGraph {
   ggml_cgraph *graph_ = nullptr;
 };
 
-void test_attention(ggml_backend_t backend) {
+void test_attention(ggml_backend_t backend, int n_threads) {
   const AttentionGraph attention;
   std::vector<float> expected;
   {
@@ -175,12 +188,12 @@ void test_attention(ggml_backend_t backend) {
   }
   const std::vector<float> actual = attention.compute(backend);
   check(is_close(actual, expected), "attention gives other results");
-  ggml_backend_cpu_set_n_threads(backend, 2);
+  ggml_backend_cpu_set_n_threads(backend, n_threads);
   check(std::memcmp(attention.compute(backend).data(), actual.data(), actual.size() * sizeof(float)) == 0,
         "attention depends on the number of threads");
 }
 
-void test_product(ggml_type type, bool is_experts, ggml_backend_t backend) {
+void test_product(ggml_type type, bool is_experts, ggml_backend_t backend, int n_threads) {
   Noise noise;
   std::vector<float> weights(static_cast<size_t>(kIn * kOut * (is_experts ? kExperts : 1)));
   std::vector<float> x(static_cast<size_t>(kIn * kTokens));
@@ -198,7 +211,7 @@ void test_product(ggml_type type, bool is_experts, ggml_backend_t backend) {
   const std::vector<float> expected = stock.compute(backend, x);
   const std::vector<float> actual = ours.compute(backend, x);
   check(is_close(actual, expected), format("%s weights give other results", ggml_type_name(type)).c_str());
-  ggml_backend_cpu_set_n_threads(backend, 2);
+  ggml_backend_cpu_set_n_threads(backend, n_threads);
   check(std::memcmp(ours.compute(backend, x).data(), actual.data(), actual.size() * sizeof(float)) == 0,
         "results depend on the number of threads");
 }
@@ -215,14 +228,15 @@ std::string self_test_kernels(const KernelTable &table) {
   try {
     ggml_backend_ptr backend(ggml_backend_cpu_init());
     check(backend != nullptr, "ggml cannot start its CPU back end");
+    const int n_threads = most_threads();
     for (const auto &type : kTypes) {
       if (table.matmul[type.kernel] != nullptr) {
-        test_product(type.type, false, backend.get());
-        test_product(type.type, true, backend.get());
+        test_product(type.type, false, backend.get(), n_threads);
+        test_product(type.type, true, backend.get(), n_threads);
       }
     }
     if (table.attention != nullptr) {
-      test_attention(backend.get());
+      test_attention(backend.get(), n_threads);
     }
   } catch (const std::exception &error) {
     return error.what();

@@ -132,15 +132,20 @@ bool is_seen_by_llama() {
   return false;
 }
 
-KernelStatus find_and_register() {
+// Without a line for the log.
+Registration silently(const KernelStatus &status) {
+  return {status, DF2_LOG_INFO, ""};
+}
+
+Registration find_and_register() {
   if (disabled_by_environment()) {
-    return {DF2_KERNELS_DISABLED, "", "switched off by the environment variable DFLASH2_KERNELS"};
+    return silently({DF2_KERNELS_DISABLED, "", "switched off by the environment variable DFLASH2_KERNELS"});
   }
   const std::string forced = environment("DF2_FORCE_ISA");
   const KernelTable table = choose_kernels(wanted_features(forced), forced == "ref");
   const char *isa = isa_of(table);
   if (*isa == '\0') {
-    return {DF2_KERNELS_UNSUPPORTED, "", "there are none for this CPU"};
+    return silently({DF2_KERNELS_UNSUPPORTED, "", "there are none for this CPU"});
   }
   return register_kernels(table, isa);
 }
@@ -160,7 +165,7 @@ KernelTable choose_kernels(uint32_t cpu_features, bool with_reference) {
   return table;
 }
 
-KernelStatus register_kernels(const KernelTable &table, const char *isa) {
+Registration register_kernels(const KernelTable &table, const char *isa) {
   std::string problem;
   try {
     if (!layouts_agree()) {
@@ -176,24 +181,34 @@ KernelStatus register_kernels(const KernelTable &table, const char *isa) {
   if (!problem.empty()) {
     remove_from_list();
     set_kernels({});
-    log_line(DF2_LOG_WARN,
-             format("matrix kernels failed their self-test (%s); llama.cpp's own are used", problem.c_str()));
     static auto *note = new std::string(problem);
-    return {DF2_KERNELS_FAILED, "", note->c_str()};
+    return {{DF2_KERNELS_FAILED, "", note->c_str()},
+            DF2_LOG_WARN,
+            format("the kernels failed their self-test (%s); llama.cpp's own are used", problem.c_str())};
   }
   if (!is_seen_by_llama()) {
     const char *note = "llama.cpp had loaded a model before; enable kernels before the first one";
-    log_line(DF2_LOG_WARN, format("matrix kernels are used in drafters only: %s", note));
-    return {DF2_KERNELS_LATE, isa, note};
+    return {{DF2_KERNELS_LATE, isa, note}, DF2_LOG_WARN, format("the kernels are used in drafters only: %s", note)};
   }
-  log_line(DF2_LOG_INFO, format("matrix kernels: %s", isa));
-  return {DF2_KERNELS_ACTIVE, isa, ""};
+  if (std::strcmp(isa, "ref") == 0) {
+    return {{DF2_KERNELS_ACTIVE, isa, ""},
+            DF2_LOG_WARN,
+            "kernels: ref, which is for tests and many times slower than llama.cpp's own; unset DF2_FORCE_ISA"};
+  }
+  return {{DF2_KERNELS_ACTIVE, isa, ""}, DF2_LOG_INFO, format("kernels: %s", isa)};
 }
 
 void enable_kernels() {
-  const std::lock_guard<std::mutex> lock(status_mutex);
-  if (current_status.state == DF2_KERNELS_UNKNOWN) {
-    current_status = find_and_register();
+  Registration result = {};
+  {
+    const std::lock_guard<std::mutex> lock(status_mutex);
+    if (current_status.state == DF2_KERNELS_UNKNOWN) {
+      result = find_and_register();
+      current_status = result.status;
+    }
+  }
+  if (!result.line.empty()) {
+    log_line(result.level, result.line);
   }
 }
 
@@ -202,9 +217,13 @@ KernelStatus kernel_status() {
   return current_status;
 }
 
-ggml_backend_buffer_type_t drafter_buffer_type() {
+bool are_kernels_in_use() {
   const df2_kernels_state state = kernel_status().state;
-  return state == DF2_KERNELS_ACTIVE || state == DF2_KERNELS_LATE ? packed_buffer_type() : nullptr;
+  return state == DF2_KERNELS_ACTIVE || state == DF2_KERNELS_LATE;
+}
+
+ggml_backend_buffer_type_t drafter_buffer_type() {
+  return are_kernels_in_use() ? packed_buffer_type() : nullptr;
 }
 
 }  // namespace df2

@@ -5,7 +5,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <exception>
 #include <fstream>
 #include <string>
 
@@ -32,19 +34,30 @@ bool find_file_mapping(uintptr_t address, uintptr_t *begin, uintptr_t *end) {
   return false;
 }
 
+void drop(void *pages, size_t n_bytes, bool may_unlock) {
+  const bool is_locked = madvise(pages, n_bytes, MADV_DONTNEED) != 0 && errno == EINVAL;
+  if (is_locked && may_unlock && munlock(pages, n_bytes) == 0) {
+    madvise(pages, n_bytes, MADV_DONTNEED);
+  }
+}
+
 }  // namespace
 
-void SourcePages::forget(const void *data, size_t n_bytes) {
+void SourcePages::forget(const void *data, size_t n_bytes, bool is_still_read) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto first = reinterpret_cast<uintptr_t>(data);
   if (is_mapped_ && (first < begin_ || first + n_bytes > end_)) {
-    is_mapped_ = find_file_mapping(first, &begin_, &end_) && first + n_bytes <= end_;
+    try {
+      is_mapped_ = find_file_mapping(first, &begin_, &end_) && first + n_bytes <= end_;
+    } catch (const std::exception &) {
+      return;  // no memory for a file to be read: no reason to fail
+    }
   }
   // pages that other weights have a part of stay
   const uintptr_t begin = (first + page - 1) / page * page;
   const uintptr_t end = (first + n_bytes) / page * page;
   if (is_mapped_ && begin < end) {
-    madvise(reinterpret_cast<void *>(begin), end - begin, MADV_DONTNEED);
+    drop(reinterpret_cast<void *>(begin), end - begin, !is_still_read);
   }
 }
 
@@ -54,7 +67,7 @@ void SourcePages::forget(const void *data, size_t n_bytes) {
 
 namespace df2 {
 
-void SourcePages::forget(const void * /*data*/, size_t /*n_bytes*/) {}
+void SourcePages::forget(const void * /*data*/, size_t /*n_bytes*/, bool /*is_still_read*/) {}
 
 }  // namespace df2
 

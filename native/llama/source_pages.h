@@ -11,8 +11,9 @@ namespace df2 {
 class SourcePages {
  public:
   // The part will not be read soon. Does nothing unless it belongs to a read-only mapping of a file, whose contents
-  // come back when they are read after all.
-  void forget(const void *data, size_t n_bytes);
+  // come back when they are read after all: by llama.cpp's check_tensors, for example, on a thread of its own. Pages
+  // that llama.cpp has locked into memory (use_mlock) are unlocked, unless they are embeddings that it goes on reading.
+  void forget(const void *data, size_t n_bytes, bool is_still_read);
 
  private:
   bool is_mapped_ = true;  // until the first data that is not: a model comes from a mapping or from somewhere else

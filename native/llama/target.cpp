@@ -104,7 +104,7 @@ std::unique_ptr<Target> Target::open(const std::string &path, const TargetOption
   prepare_kernels(options.kernels);
   std::unique_ptr<Target> target = load(path, options);
   if (target == nullptr || !target->can_use_packed()) {
-    log_line(DF2_LOG_WARN, format("'%s' uses its weights in a way the matrix kernels do not know; llama.cpp's own are "
+    log_line(DF2_LOG_WARN, format("'%s' uses its weights in a way the kernels do not know; llama.cpp's own are "
                                   "used",
                                   path.c_str()));
     TargetOptions without_kernels = options;
@@ -118,6 +118,7 @@ std::unique_ptr<Target> Target::open(const std::string &path, const TargetOption
 std::unique_ptr<Target> Target::load(const std::string &path, const TargetOptions &options) {
   std::unique_ptr<Target> target(new Target());
   target->own_taps_ = std::make_unique<df2_taps>();
+  target->may_mark_ = options.kernels && are_kernels_in_use();
   target->owns_context_ = true;
   const LoadGuard guard;
   const auto fail = [&](df2_status status, const char *what) {
@@ -176,6 +177,7 @@ std::unique_ptr<Target> Target::attach(llama_context *context, df2_taps *taps) {
   std::unique_ptr<Target> target(new Target());
   target->context_ = context;
   target->taps_ = taps;
+  target->may_mark_ = are_kernels_in_use();
   target->model_ = const_cast<llama_model *>(llama_get_model(context));
   target->vocab_ = llama_model_get_vocab(target->model_);
   target->batch_ = std::make_unique<llama_batch>(llama_batch_init(target->n_batch(), 0, 1));
@@ -277,7 +279,7 @@ void Target::decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t posit
 
 void Target::decode(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits, float *features) {
   if (taps_ != nullptr) {
-    taps_->begin(features, n_tokens);
+    taps_->begin(features, n_tokens, may_mark_);
   }
   // the last layer computes only rows that ask for logits, so reading it means asking for all
   const bool taps_last = features != nullptr && std::count(tap_layers_.begin(), tap_layers_.end(), n_layer()) != 0;
@@ -285,7 +287,7 @@ void Target::decode(const int32_t *tokens, int32_t n_tokens, int32_t position, b
     decode_batch(tokens, n_tokens, position, all_logits || taps_last);
   } catch (...) {
     if (taps_ != nullptr) {
-      taps_->begin(nullptr, 0);
+      taps_->end();
     }
     throw;
   }
@@ -297,7 +299,7 @@ void Target::decode(const int32_t *tokens, int32_t n_tokens, int32_t position, b
     return;
   }
   const bool complete = taps_->complete();
-  taps_->begin(nullptr, 0);
+  taps_->end();
   if (!complete) {
     throw Error(DF2_EBACKEND,
                 "llama.cpp did not show the hidden states of every tapped layer; is the df2_taps object "

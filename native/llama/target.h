@@ -107,6 +107,7 @@ class Target {
   std::unique_ptr<StockBuffers> stock_buffers_;  // with kernels off
   std::unique_ptr<df2_taps> own_taps_;
   df2_taps *taps_ = nullptr;
+  bool may_mark_ = false;  // this library may compute the tapped nodes
   std::vector<int32_t> tap_layers_;
   std::unique_ptr<llama_batch> batch_;
   std::vector<llama_token_data> candidates_;

@@ -124,7 +124,7 @@ PackedBytes Target::packed_weights() {
     ggml_cgraph *graph = probe_graph(context_);
     if (!can_compute_packed(graph)) {
       throw Error(DF2_EUNSUPPORTED,
-                  format("architecture '%s' uses its weights in a way the matrix kernels do not know; set "
+                  format("architecture '%s' uses its weights in a way the kernels do not know; set "
                          "DFLASH2_KERNELS=off",
                          architecture().c_str()));
     }

@@ -108,12 +108,32 @@ class TensorLoader {
     return create(info, 3);
   }
 
-  const TensorInfo &raw(const std::string &name, int64_t length, ggml_type type) {
+  // 64-bit token ids as an I32 tensor [1, length], which ggml can look rows up in.
+  ggml_tensor *token_map(const std::string &name, int64_t length, int64_t n_vocab) {
     const TensorInfo &info = take(name);
     check_shape(info, length, 1, 1);
-    check_type(info, type);
-    return info;
+    check_type(info, GGML_TYPE_I64);
+    const size_t n_bytes = static_cast<size_t>(length) * sizeof(int32_t);
+    const ggml_init_params init = {/*.mem_size =*/2 * ggml_tensor_overhead() + n_bytes, /*.mem_buffer =*/nullptr,
+                                   /*.no_alloc =*/false};
+    map_context_.reset(ggml_init(init));
+    if (map_context_ == nullptr) {
+      fail(DF2_ENOMEM, "out of memory while loading the drafter");
+    }
+    ggml_tensor *map = ggml_new_tensor_2d(map_context_.get(), GGML_TYPE_I32, 1, length);
+    const auto *ids = reinterpret_cast<const int64_t *>(info.data);
+    for (int64_t i = 0; i < length; ++i) {
+      if (ids[i] < 0 || ids[i] >= n_vocab) {
+        fail(DF2_EFORMAT, format("%s maps draft token %lld to %lld, outside the vocabulary of %lld", name.c_str(),
+                                 (long long)i, (long long)ids[i], (long long)n_vocab));
+      }
+      static_cast<int32_t *>(map->data)[i] = static_cast<int32_t>(ids[i]);
+    }
+    return map;
   }
+
+  // The memory of token_map's tensor.
+  ggml_context_ptr take_map_context() { return std::move(map_context_); }
 
   int64_t rows_of(const std::string &name) const { return unused_.at(name)->ne[1]; }
 
@@ -189,6 +209,7 @@ class TensorLoader {
   ggml_backend_buffer_t buffer_;
   ggml_context *packed_context_;
   ggml_backend_buffer_type_t packed_type_;
+  ggml_context_ptr map_context_;
   std::map<std::string, const TensorInfo *> unused_;
   std::vector<std::pair<ggml_tensor *, const TensorInfo *>> to_pack_;
 };
@@ -245,13 +266,7 @@ void load_vocabulary(TensorLoader &loader, DrafterParams *params, DrafterWeights
   }
   params->n_vocab_draft = weights->output != nullptr ? static_cast<int32_t>(weights->output->ne[1]) : 0;
   if (loader.has("d2t")) {
-    const TensorInfo &map = loader.raw("d2t", params->n_vocab_draft, GGML_TYPE_I64);
-    weights->draft_to_target = reinterpret_cast<const int64_t *>(map.data);
-    for (int32_t i = 0; i < params->n_vocab_draft; ++i) {
-      if (weights->draft_to_target[i] < 0 || weights->draft_to_target[i] >= params->n_vocab) {
-        loader.fail(DF2_EFORMAT, format("d2t maps draft token %d outside the vocabulary", i));
-      }
-    }
+    weights->draft_to_target = loader.token_map("d2t", params->n_vocab_draft, params->n_vocab);
   } else if (weights->output != nullptr && params->n_vocab_draft != params->n_vocab) {
     loader.fail(DF2_EFORMAT, "a reduced output.weight needs a d2t tensor");
   }
@@ -300,7 +315,8 @@ uint32_t token_hash(const char *text, int32_t index) {
   return hash;
 }
 
-Drafter::Drafter(const std::string &path, ggml_backend_buffer_type_t packed_type) : path_(path) {
+Drafter::Drafter(const std::string &path, ggml_backend_buffer_type_t packed_type, bool with_kernels)
+    : path_(path), with_kernels_(with_kernels) {
   const GgufFile file(path);
   params_ = read_drafter_params(file);
   map_ = file.map();
@@ -322,6 +338,7 @@ Drafter::Drafter(const std::string &path, ggml_backend_buffer_type_t packed_type
   ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
   TensorLoader loader(file, context_.get(), buffer_.get(), packed_context_.get(), packed_type);
   weights_ = load_weights(loader, &params_);
+  map_context_ = loader.take_map_context();
   packed_buffer_.reset(loader.pack(*map_));
   const std::vector<const char *> tokens = file.texts("tokenizer.ggml.tokens");
   for (size_t i = 0; i < tokens.size(); ++i) {

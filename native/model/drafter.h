@@ -84,22 +84,24 @@ struct DrafterWeights {
   ggml_tensor *selector_hidden;  // version 2, as the next two
   ggml_tensor *selector_predecessor;
   ggml_tensor *selector_successor;
-  ggml_tensor *rope_freqs;         // optional
-  ggml_tensor *token_embd;         // optional: instead of the target's embeddings
-  ggml_tensor *output;             // optional: instead of the target's head
-  const int64_t *draft_to_target;  // optional: target id of each row of `output`
+  ggml_tensor *rope_freqs;       // optional
+  ggml_tensor *token_embd;       // optional: instead of the target's embeddings
+  ggml_tensor *output;           // optional: instead of the target's head
+  ggml_tensor *draft_to_target;  // optional: I32 [1, rows of `output`], the target id of each
   std::vector<DrafterLayer> layers;
 };
 
 class Drafter {
  public:
   // packed_type: of the CPU's, for matrices that are multiplied; null leaves them in the file's layout.
+  // with_kernels: computes on this library's kernels, else by ggml alone.
   // Throws Error: DF2_EIO, DF2_EFORMAT, DF2_EUNSUPPORTED, DF2_ENOMEM.
-  Drafter(const std::string &path, ggml_backend_buffer_type_t packed_type);
+  Drafter(const std::string &path, ggml_backend_buffer_type_t packed_type, bool with_kernels);
 
   const DrafterParams &params() const { return params_; }
   const DrafterWeights &weights() const { return weights_; }
   const std::string &path() const { return path_; }
+  bool with_kernels() const { return with_kernels_; }
   size_t weights_bytes() const { return weights_bytes_; }
   size_t packed_bytes() const;
 
@@ -108,6 +110,7 @@ class Drafter {
 
  private:
   std::string path_;
+  bool with_kernels_;
   DrafterParams params_;
   DrafterWeights weights_;
   std::vector<uint32_t> token_hashes_;
@@ -115,6 +118,7 @@ class Drafter {
   std::shared_ptr<const MappedFile> map_;
   ggml_context_ptr context_;
   ggml_backend_buffer_ptr buffer_;
+  ggml_context_ptr map_context_;
   ggml_context_ptr packed_context_;
   ggml_backend_buffer_ptr packed_buffer_;
 };

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "common/error.h"
-#include "model/drafter_ops.h"
 
 namespace df2 {
 
@@ -11,11 +10,11 @@ namespace {
 
 class GraphBuilder {
  public:
-  GraphBuilder(const Drafter &drafter, const DrafterCache &cache, const SharedWeights &shared, const GraphShape &shape,
-               DrafterGraph *out)
-      : drafter_(drafter),
-        params_(drafter.params()),
+  GraphBuilder(const Drafter &drafter, const DrafterOps &ops, const DrafterCache &cache, const SharedWeights &shared,
+               const GraphShape &shape, DrafterGraph *out)
+      : params_(drafter.params()),
         weights_(drafter.weights()),
+        ops_(ops),
         cache_(cache),
         shared_(shared),
         shape_(shape),
@@ -25,13 +24,16 @@ class GraphBuilder {
   void build() {
     create_inputs();
     ggml_tensor *injected = shape_.n_pending > 0 ? fused_features() : nullptr;
-    ggml_tensor *block = shape_.n_block > 0 ? block_embeddings() : nullptr;
+    if (shape_.n_block == 0) {
+      inject(injected);
+      return;
+    }
+    SublayerResult block = {block_embeddings(), nullptr};
+    block.normed = ops_.norm(ctx_, block.sum, weights_.layers[0].attn_norm);
     for (int32_t i = 0; i < params_.n_layer; ++i) {
       block = layer(i, injected, block);
     }
-    if (block != nullptr) {
-      select(block);
-    }
+    select(block.normed);
   }
 
  private:
@@ -51,6 +53,7 @@ class GraphBuilder {
     if (shape_.n_block > 0) {
       out_->block_positions = input(GGML_TYPE_I32, shape_.n_block, 1);
       out_->block_tokens = input(GGML_TYPE_I32, shape_.n_block, 1);
+      out_->sampling = shape_.is_sampled ? input(GGML_TYPE_F32, shape_.n_block, 1) : nullptr;
     }
     for (const LayerKind kind : {kWindowed, kFull}) {
       if (!cache_.has(kind)) {
@@ -63,12 +66,15 @@ class GraphBuilder {
     }
   }
 
-  ggml_tensor *norm(ggml_tensor *x, ggml_tensor *weight) {
+  // Of heads, which rope follows.
+  ggml_tensor *head_norm(ggml_tensor *x, ggml_tensor *weight) {
     return ggml_mul(ctx_, ggml_rms_norm(ctx_, x, params_.norm_eps), weight);
   }
 
   // g = rms_norm(fc . f) * hidden_norm
-  ggml_tensor *fused_features() { return norm(ggml_mul_mat(ctx_, weights_.fc, out_->features), weights_.fc_norm); }
+  ggml_tensor *fused_features() {
+    return ops_.norm(ctx_, ggml_mul_mat(ctx_, weights_.fc, out_->features), weights_.fc_norm);
+  }
 
   ggml_tensor *block_embeddings() {
     ggml_tensor *table = weights_.token_embd != nullptr ? weights_.token_embd : shared_.token_embd;
@@ -87,7 +93,7 @@ class GraphBuilder {
     const DrafterLayer &layer = weights_.layers[static_cast<size_t>(index)];
     const CacheLayer &cache = cache_.layers()[static_cast<size_t>(index)];
     ggml_tensor *k = ggml_mul_mat(ctx_, layer.attn_k, rows);
-    k = norm(ggml_reshape_3d(ctx_, k, params_.head_dim, params_.n_head_kv, n_rows()), layer.attn_k_norm);
+    k = head_norm(ggml_reshape_3d(ctx_, k, params_.head_dim, params_.n_head_kv, n_rows()), layer.attn_k_norm);
     k = rope(k, out_->positions);
     k = ggml_reshape_2d(ctx_, k, cache.k->ne[0], n_rows());
     ggml_tensor *v = ggml_mul_mat(ctx_, layer.attn_v, rows);
@@ -105,7 +111,7 @@ class GraphBuilder {
     const DrafterLayer &layer = weights_.layers[static_cast<size_t>(index)];
     const LayerKind kind = cache_.layers()[static_cast<size_t>(index)].kind;
     ggml_tensor *q = ggml_mul_mat(ctx_, layer.attn_q, x);
-    q = norm(ggml_reshape_3d(ctx_, q, params_.head_dim, params_.n_head, shape_.n_block), layer.attn_q_norm);
+    q = head_norm(ggml_reshape_3d(ctx_, q, params_.head_dim, params_.n_head, shape_.n_block), layer.attn_q_norm);
     q = ggml_permute(ctx_, rope(q, out_->block_positions), 0, 2, 1, 3);
     ggml_tensor *k = heads_view(k_cache, shape_.n_kv[kind]);
     ggml_tensor *v = heads_view(v_cache, shape_.n_kv[kind]);
@@ -125,35 +131,45 @@ class GraphBuilder {
     return ggml_mul_mat(ctx_, layer.ffn_down, y);
   }
 
-  // One drafter layer. Both sublayers' convolutions take their coefficients, in and out, from the normed input.
-  ggml_tensor *layer(int32_t index, ggml_tensor *injected, ggml_tensor *block) {
-    const DrafterLayer &layer = weights_.layers[static_cast<size_t>(index)];
-    const bool has_conv = params_.version == 2;
-    ggml_tensor *k_cache = nullptr;
-    ggml_tensor *v_cache = nullptr;
-    if (block == nullptr) {
-      write_cache(index, injected, &k_cache, &v_cache);
+  void inject(ggml_tensor *injected) {
+    for (int32_t i = 0; i < params_.n_layer; ++i) {
+      ggml_tensor *k_cache = nullptr;
+      ggml_tensor *v_cache = nullptr;
+      write_cache(i, injected, &k_cache, &v_cache);
       ggml_build_forward_expand(out_->graph, k_cache);
       ggml_build_forward_expand(out_->graph, v_cache);
-      return nullptr;
     }
-    ggml_tensor *x = norm(block, layer.attn_norm);
-    ggml_tensor *delta = has_conv ? ggml_mul_mat(ctx_, layer.attn_conv_proj, x) : nullptr;
-    x = has_conv ? op_dynconv(ctx_, params_, x, layer.attn_conv_base, delta, kConvIn) : x;
+  }
+
+  // The norm behind layer `index`: the next one's, or the output's.
+  ggml_tensor *next_norm(int32_t index) const {
+    const auto next = static_cast<size_t>(index) + 1;
+    return next < weights_.layers.size() ? weights_.layers[next].attn_norm : weights_.output_norm;
+  }
+
+  // One drafter layer. `block` is its input and its input normed. Both sublayers' convolutions take their coefficients,
+  // in and out, from the normed input.
+  SublayerResult layer(int32_t index, ggml_tensor *injected, const SublayerResult &block) {
+    const DrafterLayer &layer = weights_.layers[static_cast<size_t>(index)];
+    ggml_tensor *x = block.normed;
+    ConvWeights conv = conv_weights(layer.attn_conv_base, layer.attn_conv_proj, x);
+    x = conv.base != nullptr ? ops_.convolve_in(ctx_, x, conv) : x;
+    ggml_tensor *k_cache = nullptr;
+    ggml_tensor *v_cache = nullptr;
     write_cache(index, injected != nullptr ? ggml_concat(ctx_, injected, x, 1) : x, &k_cache, &v_cache);
     x = attention(index, x, k_cache, v_cache);
-    x = has_conv ? op_dynconv(ctx_, params_, x, layer.attn_conv_base, delta, kConvOut) : x;
-    x = layer.attn_post_norm != nullptr ? norm(x, layer.attn_post_norm) : x;
-    ggml_tensor *residual = ggml_add(ctx_, block, x);
+    const SublayerResult middle =
+        ops_.finish(ctx_, x, conv, {block.sum, layer.attn_post_norm, nullptr, layer.ffn_norm});
 
-    x = norm(residual, layer.ffn_norm);
-    delta = has_conv ? ggml_mul_mat(ctx_, layer.ffn_conv_proj, x) : nullptr;
-    x = has_conv ? op_dynconv(ctx_, params_, x, layer.ffn_conv_base, delta, kConvIn) : x;
+    x = middle.normed;
+    conv = conv_weights(layer.ffn_conv_base, layer.ffn_conv_proj, x);
+    x = conv.base != nullptr ? ops_.convolve_in(ctx_, x, conv) : x;
     x = feed_forward(layer, x);
-    x = has_conv ? op_dynconv(ctx_, params_, x, layer.ffn_conv_base, delta, kConvOut) : x;
-    x = layer.ffn_post_norm != nullptr ? norm(x, layer.ffn_post_norm) : x;
-    x = ggml_add(ctx_, residual, x);
-    return layer.out_scale != nullptr ? ggml_mul(ctx_, x, layer.out_scale) : x;
+    return ops_.finish(ctx_, x, conv, {middle.sum, layer.ffn_post_norm, layer.out_scale, next_norm(index)});
+  }
+
+  ConvWeights conv_weights(ggml_tensor *base, ggml_tensor *projection, ggml_tensor *x) {
+    return {base, base != nullptr ? ggml_mul_mat(ctx_, projection, x) : nullptr};
   }
 
   // Rows 1 and up of a block's tensor.
@@ -161,17 +177,13 @@ class GraphBuilder {
     return ggml_view_2d(ctx_, rows, rows->ne[0], rows->ne[1] - 1, rows->nb[1], rows->nb[1]);
   }
 
-  void select(ggml_tensor *block) {
-    out_->hidden = norm(block, weights_.output_norm);
+  void select(ggml_tensor *hidden) {
+    out_->hidden = hidden;
     ggml_set_output(out_->hidden);
+    // the anchor's own row predicts nothing
     ggml_tensor *drafted = without_anchor(out_->hidden);
     ggml_tensor *head = weights_.output != nullptr ? weights_.output : shared_.head;
-    // the anchor's own row predicts nothing, but ggml's matmuls are fastest on whole tiles of rows
-    const bool is_whole_tile = shape_.n_block % kRowTile == 0;
-    ggml_tensor *logits = ggml_mul_mat(ctx_, head, is_whole_tile ? out_->hidden : drafted);
-    // also where a view of it is what is read: the allocator does not look at a view's flags
-    ggml_set_output(logits);
-    logits = is_whole_tile ? without_anchor(logits) : logits;
+    ggml_tensor *logits = ggml_mul_mat(ctx_, head, drafted);
     if (params_.logit_scale != 1.0f) {
       logits = ggml_scale(ctx_, logits, params_.logit_scale);
     }
@@ -181,19 +193,19 @@ class GraphBuilder {
     }
     out_->logits = logits;
     ggml_set_output(out_->logits);
-    ggml_tensor *candidates = op_candidates(ctx_, drafter_, logits);
-    out_->selection = candidates;
-    if (params_.version == 2) {
-      ggml_tensor *gate = ggml_mul_mat(ctx_, weights_.selector_hidden, drafted);
-      out_->selection = op_selector(ctx_, params_, candidates, gate, weights_, out_->block_tokens);
+    ggml_tensor *gate = params_.version == 2 ? ggml_mul_mat(ctx_, weights_.selector_hidden, drafted) : nullptr;
+    out_->selection = ops_.select(ctx_, {logits, gate, out_->block_tokens, out_->sampling});
+    const Selection &s = out_->selection;
+    for (ggml_tensor *tensor : {s.path, s.candidates, s.scores, s.q, s.path_q}) {
+      // what a view shows must not be overwritten either; the allocator looks at the tensor behind it
+      ggml_set_output(tensor->view_src != nullptr ? tensor->view_src : tensor);
+      ggml_build_forward_expand(out_->graph, tensor);
     }
-    ggml_set_output(out_->selection);
-    ggml_build_forward_expand(out_->graph, out_->selection);
   }
 
-  const Drafter &drafter_;
   const DrafterParams &params_;
   const DrafterWeights &weights_;
+  const DrafterOps &ops_;
   const DrafterCache &cache_;
   const SharedWeights &shared_;
   const GraphShape &shape_;
@@ -203,14 +215,10 @@ class GraphBuilder {
 
 }  // namespace
 
-int32_t n_candidates(const DrafterParams &params) {
-  return params.version == 2 ? params.selector_top_k : 1;
-}
-
-DrafterGraph build_drafter_graph(const Drafter &drafter, const DrafterCache &cache, const SharedWeights &shared,
-                                 const GraphShape &shape) {
-  // per layer about 50 tensors; the rest is inputs, features and selection
-  const size_t n_nodes = 64 + 64 * static_cast<size_t>(drafter.params().n_layer);
+DrafterGraph build_drafter_graph(const Drafter &drafter, const DrafterOps &ops, const DrafterCache &cache,
+                                 const SharedWeights &shared, const GraphShape &shape) {
+  // besides the operations, about 40 tensors per layer; the rest is inputs and features
+  const size_t n_nodes = 64 + 48 * static_cast<size_t>(drafter.params().n_layer) + ops.max_tensors(shape.n_block);
   const ggml_init_params init = {
       /*.mem_size =*/ggml_tensor_overhead() * n_nodes + ggml_graph_overhead_custom(n_nodes, false),
       /*.mem_buffer =*/nullptr, /*.no_alloc =*/true};
@@ -220,7 +228,7 @@ DrafterGraph build_drafter_graph(const Drafter &drafter, const DrafterCache &cac
     throw Error(DF2_ENOMEM, "out of memory for a drafter graph");
   }
   out.graph = ggml_new_graph_custom(out.context.get(), n_nodes, false);
-  GraphBuilder(drafter, cache, shared, shape, &out).build();
+  GraphBuilder(drafter, ops, cache, shared, shape, &out).build();
   return out;
 }
 

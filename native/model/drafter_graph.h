@@ -2,11 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <tuple>
 
 #include "ggml-cpp.h"
 #include "ggml.h"
 #include "model/drafter.h"
 #include "model/drafter_cache.h"
+#include "model/drafter_ops.h"
 
 namespace df2 {
 
@@ -16,24 +18,18 @@ struct SharedWeights {
   ggml_tensor *head;        // [n_embd, >= n_vocab]
 };
 
-// ggml's CPU matmuls work on tiles of this many rows: on quantised weights 8 rows cost less than 6.
-constexpr int32_t kRowTile = 8;
-
 // What one graph is built for. Graphs are cached per shape.
 struct GraphShape {
   int32_t n_pending;          // feature rows to inject, padding included
   int32_t n_block;            // anchor and drafted positions; 0: injection only
   int32_t n_kv[kLayerKinds];  // cache slots the block attends to, per kind of layer
+  bool is_sampled;            // the selector draws its candidates
 
-  bool operator<(const GraphShape &other) const {
-    if (n_pending != other.n_pending) {
-      return n_pending < other.n_pending;
-    }
-    if (n_block != other.n_block) {
-      return n_block < other.n_block;
-    }
-    return n_kv[kWindowed] != other.n_kv[kWindowed] ? n_kv[kWindowed] < other.n_kv[kWindowed]
-                                                    : n_kv[kFull] < other.n_kv[kFull];
+  bool operator<(const GraphShape &other) const { return key() < other.key(); }
+
+ private:
+  std::tuple<int32_t, int32_t, int32_t, int32_t, bool> key() const {
+    return {n_pending, n_block, n_kv[kWindowed], n_kv[kFull], is_sampled};
   }
 };
 
@@ -48,18 +44,16 @@ struct DrafterGraph {
   ggml_tensor *block_tokens = nullptr;     // I32 [n_block]
   ggml_tensor *slots[kLayerKinds] = {};    // I64 [n_pending + n_block]
   ggml_tensor *masks[kLayerKinds] = {};    // F16 [n_kv, n_block], 0 or -infinity
+  ggml_tensor *sampling = nullptr;         // F32 [n_block]: temperature, then a uniform number per drafted position
 
   // Outputs, for n_block > 0.
-  ggml_tensor *hidden = nullptr;     // F32 [n_embd, n_block]
-  ggml_tensor *logits = nullptr;     // F32 [n_vocab, n_block - 1]
-  ggml_tensor *selection = nullptr;  // I32 [1 + 2 * n_candidates, n_block - 1]: token, candidates, bits of their scores
+  ggml_tensor *hidden = nullptr;  // F32 [n_embd, n_block]
+  ggml_tensor *logits = nullptr;  // F32 [n_vocab, n_block - 1]
+  Selection selection = {};       // of n_block - 1 positions
 };
 
-// Candidates per position: the selector's top-k, or the single best logit for version 1.
-int32_t n_candidates(const DrafterParams &params);
-
-// Builds, and does not allocate, the graph of a shape. The drafter, the cache and the shared weights must outlive it.
-DrafterGraph build_drafter_graph(const Drafter &drafter, const DrafterCache &cache, const SharedWeights &shared,
-                                 const GraphShape &shape);
+// Builds, and does not allocate, the graph of a shape. What is passed must outlive it.
+DrafterGraph build_drafter_graph(const Drafter &drafter, const DrafterOps &ops, const DrafterCache &cache,
+                                 const SharedWeights &shared, const GraphShape &shape);
 
 }  // namespace df2

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "common/error.h"
+#include "common/stopwatch.h"
 #include "ggml-cpu.h"
 
 namespace df2 {
@@ -16,19 +17,12 @@ constexpr int32_t kInjectRows = 128;
 // The attended part of the cache grows in steps, so that graphs can be reused while it fills.
 constexpr int32_t kKvStep = 256;
 
-// Graphs kept; a running session needs one per number of pending rows. Their tensors share one compute buffer.
-constexpr size_t kMaxGraphs = 48;
+// Graphs kept; a running session needs one per number of pending rows and draft length. Their tensors share one compute
+// buffer.
+constexpr size_t kMaxGraphs = 96;
 
 int32_t round_up(int32_t value, int32_t step) {
   return (value + step - 1) / step * step;
-}
-
-// Positions to run for a draft. A nearly full tile is filled up with further mask tokens, as the drafter was trained
-// to see anyway.
-int32_t block_rows(int32_t n_draft, int32_t block_size) {
-  const int32_t n_needed = n_draft + 1;
-  const int32_t n_filled = round_up(n_needed, kRowTile);
-  return n_filled - n_needed <= kRowTile / 4 ? std::min(n_filled, block_size) : n_needed;
 }
 
 // Injection-only graphs come in a few sizes; the rows between are padding that lands in the trash slot.
@@ -44,7 +38,10 @@ int32_t padded_rows(int32_t n_rows) {
 
 DrafterRunner::DrafterRunner(std::shared_ptr<const Drafter> drafter, const SharedWeights &shared,
                              const RunnerOptions &options)
-    : drafter_(std::move(drafter)), shared_(shared), backend_(ggml_backend_cpu_init()) {
+    : drafter_(std::move(drafter)),
+      ops_(options.fused ? fused_ops(*drafter_) : plain_ops(*drafter_)),
+      shared_(shared),
+      backend_(ggml_backend_cpu_init()) {
   if (backend_ == nullptr) {
     throw Error(DF2_ENOMEM, "ggml cannot start its CPU back end");
   }
@@ -55,6 +52,7 @@ DrafterRunner::DrafterRunner(std::shared_ptr<const Drafter> drafter, const Share
   cache_ = std::make_unique<DrafterCache>(drafter_->params(), options.full_window, options.cache_type, backend_.get());
   allocator_.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend_.get())));
   reserve();
+  warm_up();
 }
 
 DrafterRunner::~DrafterRunner() = default;
@@ -62,17 +60,27 @@ DrafterRunner::~DrafterRunner() = default;
 // Sizes the compute buffer for the largest graphs, so that it never moves under the cached ones.
 void DrafterRunner::reserve() {
   const int32_t n_block = drafter_->params().block_size;
-  GraphShape inject = {kInjectRows, 0, {0, 0}};
-  GraphShape block = {n_block, n_block, {0, 0}};
+  const GraphShape inject = {kInjectRows, 0, {0, 0}, false};
+  GraphShape block = {n_block, n_block, {0, 0}, false};
   for (const LayerKind kind : {kWindowed, kFull}) {
     block.n_kv[kind] = cache_->has(kind) ? cache_->ring(kind).capacity() : 0;
   }
-  for (const GraphShape &shape : {inject, block}) {
-    const DrafterGraph graph = build_drafter_graph(*drafter_, *cache_, shared_, shape);
+  GraphShape sampled = block;
+  sampled.is_sampled = true;
+  for (const GraphShape &shape : {inject, block, sampled}) {
+    const DrafterGraph graph = build_drafter_graph(*drafter_, *ops_, *cache_, shared_, shape);
     if (!ggml_gallocr_reserve(allocator_.get(), graph.graph)) {
       throw Error(DF2_ENOMEM, "out of memory for the drafter's compute buffer");
     }
   }
+}
+
+// A first draft pays for touching the weights. It should not be the one that somebody waits for, or judges drafting by.
+void DrafterRunner::warm_up() {
+  const std::vector<float> features(static_cast<size_t>(n_features()), 0.0f);
+  draft(features.data(), 1, drafter_->params().mask_token, 1, 1);
+  cache_->rewind(0);
+  build_us_ = 0;
 }
 
 size_t DrafterRunner::compute_bytes() const {
@@ -87,7 +95,8 @@ DrafterGraph &DrafterRunner::graph_for(const GraphShape &shape) {
   if (graphs_.size() >= kMaxGraphs) {
     graphs_.clear();
   }
-  DrafterGraph graph = build_drafter_graph(*drafter_, *cache_, shared_, shape);
+  const Stopwatch watch(&build_us_);
+  DrafterGraph graph = build_drafter_graph(*drafter_, *ops_, *cache_, shared_, shape);
   const size_t before = compute_bytes();
   if (!ggml_gallocr_alloc_graph(allocator_.get(), graph.graph)) {
     graphs_.clear();  // the buffer they point into is gone
@@ -151,6 +160,15 @@ void DrafterRunner::set_block(const DrafterGraph &graph, const GraphShape &shape
   }
 }
 
+void DrafterRunner::set_sampling(const DrafterGraph &graph, const Sampling &sampling) {
+  if (graph.sampling == nullptr) {
+    return;
+  }
+  auto *numbers = static_cast<float *>(graph.sampling->data);
+  numbers[0] = sampling.temperature;
+  std::copy_n(sampling.uniforms, graph.sampling->ne[0] - 1, numbers + 1);
+}
+
 void DrafterRunner::compute(const DrafterGraph &graph) {
   if (ggml_backend_graph_compute(backend_.get(), graph.graph) != GGML_STATUS_SUCCESS) {
     throw Error(DF2_EBACKEND, "ggml could not compute the drafter");
@@ -160,7 +178,7 @@ void DrafterRunner::compute(const DrafterGraph &graph) {
 void DrafterRunner::inject(const float *features, int32_t n_rows, int32_t position) {
   while (n_rows > 0) {
     const int32_t n = std::min(n_rows, kInjectRows);
-    const GraphShape shape = {padded_rows(n), 0, {0, 0}};
+    const GraphShape shape = {padded_rows(n), 0, {0, 0}, false};
     const DrafterGraph &graph = graph_for(shape);
     set_rows(graph, features, n, position);
     compute(graph);
@@ -173,7 +191,8 @@ void DrafterRunner::inject(const float *features, int32_t n_rows, int32_t positi
   }
 }
 
-Draft DrafterRunner::draft(const float *pending, int32_t n_pending, int32_t anchor, int32_t position, int32_t n_draft) {
+Draft DrafterRunner::draft(const float *pending, int32_t n_pending, int32_t anchor, int32_t position, int32_t n_draft,
+                           const Sampling &sampling) {
   const DrafterParams &params = drafter_->params();
   if (n_pending > params.block_size) {
     const int32_t n_early = n_pending - params.block_size;
@@ -181,7 +200,7 @@ Draft DrafterRunner::draft(const float *pending, int32_t n_pending, int32_t anch
     pending += n_early * n_features();
     n_pending -= n_early;
   }
-  GraphShape shape = {n_pending, block_rows(n_draft, params.block_size), {0, 0}};
+  GraphShape shape = {n_pending, n_draft + 1, {0, 0}, sampling.temperature > 0.0f};
   for (int32_t i = -n_pending; i < shape.n_block; ++i) {
     cache_->insert(position + i);
   }
@@ -195,13 +214,18 @@ Draft DrafterRunner::draft(const float *pending, int32_t n_pending, int32_t anch
     const DrafterGraph &graph = graph_for(shape);
     set_rows(graph, pending, n_pending, position - n_pending);
     set_block(graph, shape, anchor, position);
+    set_sampling(graph, sampling);
     compute(graph);
     cache_->rewind(position);  // the block's rows stand for tokens nobody has verified
     Draft draft;
     draft.n_draft = n_draft;
     draft.n_candidates = n_candidates(params);
     draft.n_vocab = static_cast<int32_t>(graph.logits->ne[0]);
-    draft.selection = static_cast<const int32_t *>(graph.selection->data);
+    draft.path = static_cast<const int32_t *>(graph.selection.path->data);
+    draft.candidates = static_cast<const int32_t *>(graph.selection.candidates->data);
+    draft.scores = static_cast<const float *>(graph.selection.scores->data);
+    draft.q = static_cast<const float *>(graph.selection.q->data);
+    draft.path_q = static_cast<const float *>(graph.selection.path_q->data);
     draft.hidden = static_cast<const float *>(graph.hidden->data);
     draft.logits = static_cast<const float *>(graph.logits->data);
     return draft;

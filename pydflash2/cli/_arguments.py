@@ -51,7 +51,12 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         help="GGUF file of its drafter; without one, --target decodes plainly",
     )
     group.add_argument(
-        "-c", "--ctx-size", type=int, default=4096, metavar="N", help="context length (4096)"
+        "-c",
+        "--ctx-size",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="context length; rounded up to a multiple of 256 (4096)",
     )
     group.add_argument(
         "-t",
@@ -59,6 +64,12 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="threads (default: one per physical core)",
+    )
+    group.add_argument(
+        "--threads-draft",
+        type=int,
+        metavar="N",
+        help="threads that draft, at most --threads (default: as many)",
     )
     group.add_argument(
         "--n-draft",
@@ -153,6 +164,7 @@ def open_llama(args: argparse.Namespace) -> Llama:
         n_draft=args.n_draft,
         window=args.window,
         cache_type=args.cache_type,
+        n_threads_draft=args.threads_draft,
         kernels=args.kernels,
         verbose=args.verbose,
     )

@@ -119,7 +119,7 @@ def _kernels() -> str:
     found = pydflash2.enable_kernels()
     if found.state == "failed":
         raise BackendError(
-            f"the matrix kernels failed their self-test ({found.note}), so llama.cpp's own are in "
+            f"the kernels failed their self-test ({found.note}), so llama.cpp's own are in "
             "use; please report this together with the lines above"
         )
     return found.isa if found.state == "active" else f"llama.cpp's own: {found.note}"

@@ -23,35 +23,50 @@ ARM = ROOT / "tests" / "arm"
 N_KEPT = 5  # builds, this one included
 
 COMMON = [
+    *(OPS / "argmax" / f"{name}.c" for name in ("dispatch", "ref")),
     *(OPS / "attention" / f"{name}.c" for name in ("dispatch", "ref")),
     OPS / "common" / "cpu.c",
-    *(OPS / "qmm" / f"{name}.c" for name in ("dispatch", "formats", "pack", "ref")),
+    *(OPS / "dynconv" / f"{name}.c" for name in ("dispatch", "ref")),
+    *(OPS / "qmm" / f"{name}.c" for name in ("dispatch", "formats", "pack", "ref", "unpack")),
+    *(OPS / "select" / f"{name}.c" for name in ("dispatch", "ref")),
 ]
-DATA = ("attention_data", "qmm_data")
+DATA = ("attention_data", "dynconv_data", "isas", "logits_data", "qmm_data", "walk_data")
 HARNESS_SOURCES = [HARNESS / f"{name}.c" for name in ("harness", "watch", *DATA)]
 PROGRAMS = [
-    *(HARNESS / f"{name}.c" for name in ("test_attention", "test_qmm")),
+    *(
+        HARNESS / f"{name}.c"
+        for name in ("test_argmax", "test_attention", "test_dynconv", "test_qmm", "test_select")
+    ),
     *(ARM / f"{name}.c" for name in ("one_attention", "one_call")),
 ]
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O3", "-ffp-contract=off", f"-I{ROOT / 'native'}"]
 FLAGS += ["-Wall", "-Wextra", "-Werror"]
 
 ARM_KERNELS = {
+    "argmax/arm_neon": "-mcpu=generic",
     "attention/arm_neon": "-mcpu=generic",
+    "dynconv/arm_neon": "-mcpu=generic",
     "qmm/arm_neon": "-mcpu=generic",
     "qmm/arm_dotprod": "-mcpu=generic+dotprod",
     "qmm/arm_i8mm": "-mcpu=generic+dotprod+i8mm",
     "qmm/arm_sme2": "-mcpu=generic+sme2",
     "qmm/arm_sme2_prepare": "-mcpu=generic",
+    "select/arm_neon": "-mcpu=generic",
 }
 AVX2 = "-mavx2 -mfma -mf16c"
 AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni"
 X86_KERNELS = {
+    "argmax/x86_avx2": AVX2,
+    "argmax/x86_avx512": AVX512,
     "attention/x86_avx2": AVX2,
     "attention/x86_avx512": AVX512,
+    "dynconv/x86_avx2": AVX2,
+    "dynconv/x86_avx512": AVX512,
     "qmm/x86_avx2": AVX2,
     "qmm/x86_avx2vnni": f"{AVX2} -mavxvnni",
     "qmm/x86_avx512": AVX512,
+    "select/x86_avx2": AVX2,
+    "select/x86_avx512": AVX512,
 }
 
 

@@ -25,9 +25,10 @@ PROCESSORS = {
     "apple-m4": SME2,
     "sme128": SME2,
 }
-# Attention has one kernel for all of them.
-ATTENTION = ["neon", "ref"]
-ATTENTION_PROCESSORS = ["cortex-a53", "neoverse-v1", "apple-m4"]
+# The other ops have one kernel for all of them.
+OTHER_OPS = ["argmax", "attention", "dynconv", "select"]
+OTHER_ISAS = ["neon", "ref"]
+OTHER_PROCESSORS = ["cortex-a53", "neoverse-v1", "apple-m4"]
 TIMEOUT_S = 300
 
 
@@ -64,12 +65,13 @@ def test_kernels(built: Path, processor: str) -> None:
     assert "qmm: passed" in result.stdout
 
 
-@pytest.mark.parametrize("processor", ATTENTION_PROCESSORS)
-def test_attention(built: Path, processor: str) -> None:
-    result = emulate(built, processor, "--quick", op="attention")
+@pytest.mark.parametrize("processor", OTHER_PROCESSORS)
+@pytest.mark.parametrize("op", OTHER_OPS)
+def test_other_ops(built: Path, processor: str, op: str) -> None:
+    result = emulate(built, processor, "--quick", op=op)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert line_of(result.stdout, "instruction sets tested:").split() == ATTENTION
-    assert "attention: passed" in result.stdout
+    assert line_of(result.stdout, "instruction sets tested:").split() == OTHER_ISAS
+    assert f"{op}: passed" in result.stdout
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
@@ -78,8 +80,9 @@ def test_dispatch(built: Path, processor: str) -> None:
     chosen = dict(line.split() for line in result.stdout.splitlines())
     assert len(chosen) == 15
     assert set(chosen.values()) == {PROCESSORS[processor][0]}
-    attention = emulate(built, processor, "--dispatch", op="attention")
-    assert attention.stdout.split() == ["attention", ATTENTION[0]]
+    for op in OTHER_OPS:
+        other = emulate(built, processor, "--dispatch", op=op)
+        assert other.stdout.split() == [op, OTHER_ISAS[0]]
 
 
 @pytest.mark.parametrize(("processor", "isa"), [("cortex-a53", "sme2"), ("max-sme", "avx512")])
@@ -90,7 +93,7 @@ def test_missing_instruction_set_fails(built: Path, processor: str, isa: str) ->
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="compares ARM with x86-64")
-@pytest.mark.parametrize("op", ["qmm", "attention"])
+@pytest.mark.parametrize("op", ["qmm", "attention", "dynconv", "select"])
 def test_same_bits_as_x86(built: Path, op: str) -> None:
     x86 = programs.programs(programs.x86_host()) / f"test_{op}"
     result = subprocess.run([x86, "--quick"], capture_output=True, text=True, check=False)

@@ -229,7 +229,9 @@ def test_errors_are_one_line_with_a_remedy(
     assert_one_line_error(run(folder, "generate", "-m", "gone.gguf", "x"), "gone.gguf")
     assert_one_line_error(run(folder, "generate", "-d", "gone.gguf", "x"), "--target")
     assert_one_line_error(run(folder, "generate", *pair, "-n", "0", "x"), "max_tokens")
-    assert_one_line_error(run(folder, "generate", *pair, "--n-draft", "8", "x"), "n_draft")
+    assert_one_line_error(
+        run(folder, "generate", *pair, "--n-draft", "8", "x"), "n_draft", '"auto"', "0 .. 7"
+    )
     assert_one_line_error(run(folder, "generate", *pair, stdin=""), "prompt is empty")
     assert_one_line_error(run(folder, "generate", *pair, "-f", "gone.txt"), "gone.txt")
     assert_one_line_error(run(folder, "generate", *pair, "--chat", "x"), "chat template")

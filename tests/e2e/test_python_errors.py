@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -91,6 +92,15 @@ def test_n_draft_stays_when_the_new_one_is_bad(tiny: pydflash2.Llama, n_draft: A
         stats = tiny.generate([5, 6, 7], max_tokens=30).stats
         assert sum(n > 0 for n in stats.drafted_at) == expected
         tiny.set_n_draft(3)
+
+
+def test_n_draft_says_what_is_allowed(tiny: pydflash2.Llama, tiny_target: Path) -> None:
+    """In Python's terms: there, -1 is not a draft length."""
+    allowed = re.escape('n_draft must be "auto" or an integer of 0 .. 7, not 99')
+    with pytest.raises(pydflash2.InvalidArgumentError, match=allowed):
+        tiny.set_n_draft(99)
+    with pytest.raises(pydflash2.InvalidArgumentError, match='"auto" or 0 where there is no draft'):
+        pydflash2.load(tiny_target, n_draft=4)
 
 
 @pytest.mark.parametrize(

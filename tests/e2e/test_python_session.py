@@ -49,6 +49,18 @@ def test_drafter_info(tiny_drafters: dict[str, Path]) -> None:
     assert pydflash2.Drafter(tiny_drafters["tiny-v1"], version=1).info.selector_rank == 0
 
 
+def test_a_context_is_rounded_up(tiny_target: Path) -> None:
+    """By llama.cpp; n_ctx tells what there really is."""
+    for asked, made in ((1, 256), (256, 256), (257, 512)):
+        with pydflash2.Target(tiny_target, n_ctx=asked) as target:
+            assert target.n_ctx == made
+            with pydflash2.Session(target, ignore_end=True) as session:
+                session.prefill([5 + i % 150 for i in range(made - 1)])
+                session.step()
+                with pytest.raises(pydflash2.ContextFullError):
+                    session.prefill([5, 6])
+
+
 def test_a_step_after_a_prefill_is_one_token(tiny: pydflash2.Llama) -> None:
     session = tiny.session
     session.prefill([5, 6, 7])
@@ -95,6 +107,24 @@ def test_draft_shows_arrays_and_changes_nothing(tiny: pydflash2.Llama) -> None:
     np.testing.assert_array_equal(draft.logits, kept)  # a copy, not the session's memory
     with pytest.raises(pydflash2.InvalidArgumentError):
         session.draft(8)
+
+
+def test_threads_that_draft(tiny_target: Path, tiny_drafter: Path) -> None:
+    """Their number changes nothing but the speed, and cannot exceed the target's."""
+    drafts = []
+    for n_threads_draft in (None, 1, 2, 3):
+        with pydflash2.load(
+            tiny_target, tiny_drafter, n_ctx=256, n_threads=3, n_threads_draft=n_threads_draft
+        ) as llm:
+            llm.session.prefill([5, 9, 23, 71])
+            llm.session.step(1)
+            drafts.append(llm.session.draft(7))
+    for other in drafts[1:]:
+        assert np.array_equal(other.logits, drafts[0].logits)
+        assert np.array_equal(other.tokens, drafts[0].tokens)
+    for wrong in (0, 4):
+        with pytest.raises(pydflash2.InvalidArgumentError, match="n_threads_draft"):
+            pydflash2.load(tiny_target, tiny_drafter, n_ctx=256, n_threads=3, n_threads_draft=wrong)
 
 
 def test_stats_add_up(tiny: pydflash2.Llama) -> None:

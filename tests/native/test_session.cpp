@@ -129,7 +129,9 @@ void test_shapes() {
 std::vector<float> draft_logits(df2_session *session, int32_t n_draft) {
   df2_draft draft = {};
   draft.struct_size = sizeof(draft);
-  CHECK_STATUS(df2_session_draft(session, n_draft, &draft), DF2_OK);
+  df2_draft_options options = DF2_DRAFT_OPTIONS_INIT;
+  options.n_draft = n_draft;
+  CHECK_STATUS(df2_session_draft(session, &options, &draft), DF2_OK);
   CHECK(draft.n_draft == n_draft);
   return draft.logits == nullptr ? std::vector<float>()
                                  : std::vector<float>(draft.logits, draft.logits + n_draft * draft.n_vocab);
@@ -227,12 +229,22 @@ void test_misuse() {
   CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data(), 5), DF2_OK);
   df2_draft draft = {};
   draft.struct_size = sizeof(draft);
-  CHECK_STATUS(df2_session_draft(pair.session, 3, &draft), DF2_EINVAL);  // no anchor yet
+  CHECK_STATUS(df2_session_draft(pair.session, nullptr, &draft), DF2_EINVAL);  // no anchor yet
   CHECK_STATUS(df2_session_step(pair.session, tokens, 0, &result), DF2_EINVAL);
   CHECK_STATUS(df2_session_step(pair.session, nullptr, 4, &result), DF2_EINVAL);
   CHECK_STATUS(df2_session_step(nullptr, tokens, 4, &result), DF2_EINVAL);
   CHECK_STATUS(df2_session_step(pair.session, tokens, 4, &result), DF2_OK);
-  CHECK_STATUS(df2_session_draft(pair.session, 8, &draft), DF2_EINVAL);
+  df2_draft_options wrong = DF2_DRAFT_OPTIONS_INIT;
+  wrong.n_draft = 8;
+  CHECK_STATUS(df2_session_draft(pair.session, &wrong, &draft), DF2_EINVAL);
+  wrong = DF2_DRAFT_OPTIONS_INIT;
+  wrong.temperature = 1.0f;
+  CHECK_STATUS(df2_session_draft(pair.session, &wrong, &draft), DF2_EINVAL);  // no uniforms
+  const float too_large = 1.0f;
+  wrong.uniforms = &too_large;
+  CHECK_STATUS(df2_session_draft(pair.session, &wrong, &draft), DF2_EINVAL);
+  wrong.temperature = -1.0f;
+  CHECK_STATUS(df2_session_draft(pair.session, &wrong, &draft), DF2_EINVAL);
   df2_stats stats = {};
   CHECK_STATUS(df2_session_stats_get(pair.session, &stats), DF2_EINVAL);  // struct_size not set
   df2_session *second = nullptr;

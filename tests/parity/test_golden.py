@@ -42,11 +42,18 @@ def golden(name: str, root: Path) -> Golden:
     return read_safetensors(root / "tests" / "data" / "fixtures" / name / "golden.safetensors")
 
 
+@pytest.fixture(params=[True, False], ids=["fused", "plain"])
+def kernels(request: pytest.FixtureRequest) -> bool:
+    """Both forms of the drafter's operations: on this library's kernels, and as ggml's nodes."""
+    return bool(request.param)
+
+
 @pytest.fixture
 def session(
-    name: str, exact_target: llama_cpp.Llama, tiny_drafters: dict[str, Path]
+    name: str, exact_target: llama_cpp.Llama, tiny_drafters: dict[str, Path], kernels: bool
 ) -> Iterator[pydflash2.Session]:
-    with pydflash2.attach(exact_target, tiny_drafters[name], cache_type="f32") as llm:
+    drafter = tiny_drafters[name]
+    with pydflash2.attach(exact_target, drafter, cache_type="f32", kernels=kernels) as llm:
         yield llm.session
 
 

@@ -135,7 +135,7 @@ class Pair:
         self._prompt = np.random.default_rng(40).integers(3, n_vocab, 40).tolist()
         self._layer_inputs, logits = self.target.run(self._prompt)
         self._anchor = int(np.argmax(logits[-1]))
-        self._drafts: dict[str, pydflash2.Draft] = {}
+        self._drafts: dict[tuple[str, bool], pydflash2.Draft] = {}
 
     def write(self, shape: TinyDrafter) -> Path:
         return write_tiny_drafter(self._folder / "drafter.gguf", shape, target=self._path)
@@ -148,13 +148,14 @@ class Pair:
         assert llm.session.tokens[-1] == self._anchor
         return llm.session.draft(llm.drafter.info.block_size - 1)
 
-    def draft(self, name: str) -> pydflash2.Draft:
-        """The library's draft, remembered: several tests look at it."""
-        if name not in self._drafts:
+    def draft(self, name: str, *, kernels: bool = True) -> pydflash2.Draft:
+        """The library's draft, remembered: several tests look at it. Without kernels the drafter's
+        operations are ggml's nodes."""
+        if (name, kernels) not in self._drafts:
             drafter = self.write(VARIANTS[name])
-            with pydflash2.attach(self._llama, drafter, cache_type="f32") as llm:
-                self._drafts[name] = self.draft_with(llm)
-        return self._drafts[name]
+            with pydflash2.attach(self._llama, drafter, cache_type="f32", kernels=kernels) as llm:
+                self._drafts[name, kernels] = self.draft_with(llm)
+        return self._drafts[name, kernels]
 
     def predict(self, shape: TinyDrafter) -> Prediction:
         drafter = NumpyDrafter(self.write(shape))
@@ -193,10 +194,11 @@ def test_numpy_agrees_with_the_reference(
         assert np.array_equal(np.sort(prediction.candidates, axis=1), golden["candidates"])
 
 
+@pytest.mark.parametrize("kernels", [True, False], ids=["fused", "plain"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_variant(name: str, pair: Pair) -> None:
+def test_variant(name: str, pair: Pair, kernels: bool) -> None:
     tolerance = GELU_TOLERANCE if name == "gelu" else TOLERANCE
-    draft, expected = pair.draft(name), pair.predict(VARIANTS[name])
+    draft, expected = pair.draft(name, kernels=kernels), pair.predict(VARIANTS[name])
     assert relative_error(draft.hidden, expected.hidden) < tolerance
     assert relative_error(draft.logits, expected.logits) < tolerance
     near_tie = tolerance * np.abs(expected.logits).max()
@@ -204,6 +206,11 @@ def test_variant(name: str, pair: Pair) -> None:
     assert draft.candidates.tolist() == expected.candidates.tolist()
     assert draft.tokens.tolist() == expected.path.tolist()
     assert relative_error(draft.scores, expected.scores) < tolerance
+    # not from the expected scores: softmax turns their absolute error into a relative one
+    weights = np.exp(draft.scores - draft.scores.max(axis=1, keepdims=True))
+    assert np.allclose(draft.q, weights / weights.sum(axis=1, keepdims=True), rtol=1e-5, atol=1e-7)
+    chosen = draft.candidates == draft.tokens[:, None]
+    assert draft.tokens_q.tolist() == draft.q[chosen].tolist()
 
 
 def test_last_layer_tap(pair: Pair, tiny_target: Path) -> None:

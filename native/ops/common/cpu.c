@@ -1,5 +1,6 @@
 #include "ops/common/cpu.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__x86_64__)
@@ -115,4 +116,14 @@ static uint32_t probe(void) {
 
 uint32_t df2_cpu_features(void) {
   return probe();
+}
+
+uint32_t df2_cpu_allowed_features(void) {
+  const uint32_t present = df2_cpu_features();
+  const char *forced = getenv("DF2_FORCE_ISA");
+  uint32_t features;
+  if (forced == 0 || !df2_cpu_isa_features(forced, &features) || (features & ~present) != 0) {
+    return present;
+  }
+  return features;
 }

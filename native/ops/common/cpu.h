@@ -21,6 +21,10 @@ enum {
 /* The features of the CPU this runs on. Any thread; a few microseconds, so ask once. */
 uint32_t df2_cpu_features(void);
 
+/* The features that kernels may use: those of the CPU, or those of the instruction set that the environment variable
+ * DF2_FORCE_ISA names, if the CPU has them. What is wrong with that variable, df2_kernels_enable reports. */
+uint32_t df2_cpu_allowed_features(void);
+
 /* The names of instruction sets, best first, and the features each needs: index 0, 1, ... until null. */
 const char *df2_cpu_isa_at(int index, uint32_t *features);
 

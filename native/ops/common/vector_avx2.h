@@ -15,6 +15,9 @@ typedef __m256 vf;
 DF2_VF vf_set1(float value) {
   return _mm256_set1_ps(value);
 }
+DF2_VF vf_set2(float lower, float upper) {
+  return _mm256_insertf128_ps(_mm256_set1_ps(lower), _mm_set1_ps(upper), 1);
+}
 DF2_VF vf_load(const float *values) {
   return _mm256_load_ps(values);
 }
@@ -52,6 +55,12 @@ static inline __attribute__((always_inline)) float vf_largest_lane(vf a) {
   __m128 half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   half = _mm_max_ps(half, _mm_movehl_ps(half, half));
   return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
+}
+DF2_VF vf_larger(vf a, vf b) {
+  return _mm256_max_ps(a, b);
+}
+static inline __attribute__((always_inline)) uint32_t vf_greater_lanes(vf a, vf b) {
+  return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ));
 }
 DF2_VF vf_from_f16(const uint8_t *halves) {
   return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves));

@@ -15,6 +15,10 @@ typedef __m512 vf;
 DF2_VF vf_set1(float value) {
   return _mm512_set1_ps(value);
 }
+/* One value in the lower half of the lanes, one in the upper. */
+DF2_VF vf_set2(float lower, float upper) {
+  return _mm512_mask_broadcastss_ps(_mm512_set1_ps(lower), 0xff00, _mm_set_ss(upper));
+}
 DF2_VF vf_load(const float *values) {
   return _mm512_load_ps(values);
 }
@@ -50,6 +54,14 @@ DF2_VF vf_min(vf a, vf b) {
 }
 static inline __attribute__((always_inline)) float vf_largest_lane(vf a) {
   return _mm512_reduce_max_ps(a);
+}
+/* a where a > b, else b: what vf_max is on x86, but not on ARM if either is NaN. */
+DF2_VF vf_larger(vf a, vf b) {
+  return _mm512_max_ps(a, b);
+}
+/* Bit i: whether a > b in lane i. */
+static inline __attribute__((always_inline)) uint32_t vf_greater_lanes(vf a, vf b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
 }
 DF2_VF vf_from_f16(const uint8_t *halves) {
   return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)halves));

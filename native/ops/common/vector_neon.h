@@ -18,6 +18,9 @@ typedef struct vf {
 DF2_VF vf_set1(float value) {
   return (vf){{vdupq_n_f32(value), vdupq_n_f32(value)}};
 }
+DF2_VF vf_set2(float lower, float upper) {
+  return (vf){{vdupq_n_f32(lower), vdupq_n_f32(upper)}};
+}
 DF2_VF vf_load(const float *values) {
   return (vf){{vld1q_f32(values), vld1q_f32(values + 4)}};
 }
@@ -54,6 +57,16 @@ DF2_VF vf_min(vf a, vf b) {
 }
 static inline __attribute__((always_inline)) float vf_largest_lane(vf a) {
   return vmaxvq_f32(vmaxq_f32(a.part[0], a.part[1]));
+}
+DF2_VF vf_larger(vf a, vf b) {
+  return (vf){{vbslq_f32(vcgtq_f32(a.part[0], b.part[0]), a.part[0], b.part[0]),
+               vbslq_f32(vcgtq_f32(a.part[1], b.part[1]), a.part[1], b.part[1])}};
+}
+static inline __attribute__((always_inline)) uint32_t vf_greater_lanes(vf a, vf b) {
+  static const uint16_t bits[8] = {1, 2, 4, 8, 16, 32, 64, 128};
+  const uint16x4_t low = vmovn_u32(vcgtq_f32(a.part[0], b.part[0]));
+  const uint16x8_t is_greater = vmovn_high_u32(low, vcgtq_f32(a.part[1], b.part[1]));
+  return vaddvq_u16(vandq_u16(is_greater, vld1q_u16(bits)));
 }
 DF2_VF vf_from_f16(const uint8_t *halves) {
   const float16x8_t h = vreinterpretq_f16_u8(vld1q_u8(halves));

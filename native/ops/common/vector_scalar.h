@@ -13,6 +13,10 @@ typedef float vf;
 static inline vf vf_set1(float value) {
   return value;
 }
+static inline vf vf_set2(float lower, float upper) {
+  (void)upper; /* one lane has no upper half */
+  return lower;
+}
 static inline vf vf_load(const float *values) {
   return *values;
 }
@@ -48,6 +52,12 @@ static inline vf vf_min(vf a, vf b) {
 }
 static inline float vf_largest_lane(vf a) {
   return a;
+}
+static inline vf vf_larger(vf a, vf b) {
+  return a > b ? a : b;
+}
+static inline uint32_t vf_greater_lanes(vf a, vf b) {
+  return a > b;
 }
 static inline vf vf_from_bits(uint32_t bits) {
   vf value;

@@ -1,25 +1,50 @@
-#include "ops/dynconv/dynconv.h"
+/* The definitions in double precision, and the kernel that runs anywhere: the common code with one lane. */
+#include "ops/common/vector_scalar.h"
 
-void df2_dynconv_f32_ref(float *y, const float *x, const float *base, const float *delta, int64_t delta_stride,
-                         int64_t row_begin, int64_t row_end, int64_t n_embd, int64_t kernel_size, int64_t group_size) {
-  const int64_t n_groups = n_embd / group_size;
-  for (int64_t i = row_begin; i < row_end; ++i) {
-    float *out = y + i * n_embd;
-    for (int64_t c = 0; c < n_embd; ++c) {
-      out[c] = 0.0f;
-    }
-    /* taps beyond the anchor would read the zero padding */
-    const int64_t n_taps = i + 1 < kernel_size ? i + 1 : kernel_size;
-    for (int64_t t = 0; t < n_taps; ++t) {
-      const float *in = x + (i - t) * n_embd;
-      const float *fixed = base + t * n_embd;
-      const float *dynamic = delta + i * delta_stride + t * n_groups;
-      for (int64_t g = 0; g < n_groups; ++g) {
-        const float coefficient = dynamic[g];
-        for (int64_t c = g * group_size; c < (g + 1) * group_size; ++c) {
-          out[c] += (fixed[c] + coefficient) * in[c];
-        }
-      }
+#define DF2_ISA ref
+#include "ops/dynconv/tile.inc"
+
+void df2_dynconv_convolve_ref_f64(double *y, const float *x, const df2_dynconv_side *side,
+                                  const df2_dynconv_shape *shape, int64_t row) {
+  const int64_t n_groups = shape->n_embd / shape->group_size;
+  const float *delta = side->delta + row * side->delta_stride;
+  for (int64_t c = 0; c < shape->n_embd; ++c) {
+    y[c] = 0.0;
+    for (int64_t t = 0; t < shape->kernel_size && t <= row; ++t) {
+      const double base = (double)side->base[t * shape->n_embd + c];
+      const double coefficient = base + (double)delta[t * n_groups + c / shape->group_size];
+      y[c] += coefficient * (double)x[(row - t) * shape->n_embd + c];
     }
   }
+}
+
+static void rms_norm_f64(double *values, const float *weight, float eps, int64_t n) {
+  double squares = 0.0;
+  for (int64_t c = 0; c < n; ++c) {
+    squares += values[c] * values[c];
+  }
+  const double length = sqrt(squares / (double)n + (double)eps);
+  for (int64_t c = 0; c < n; ++c) {
+    values[c] = values[c] / length * (double)weight[c];
+  }
+}
+
+void df2_dynconv_finish_ref_f64(double *sum, double *normed, const float *x, const df2_dynconv_side *side,
+                                const df2_dynconv_shape *shape, const df2_dynconv_finish *finish, int64_t row) {
+  const int64_t n = shape->n_embd;
+  if (side != NULL) {
+    df2_dynconv_convolve_ref_f64(sum, x, side, shape, row);
+  } else {
+    for (int64_t c = 0; c < n; ++c) {
+      sum[c] = (double)x[row * n + c];
+    }
+  }
+  if (finish->post_norm != NULL) {
+    rms_norm_f64(sum, finish->post_norm, finish->norm_eps, n);
+  }
+  for (int64_t c = 0; c < n; ++c) {
+    sum[c] = (double)finish->scale * ((double)finish->residual[row * n + c] + sum[c]);
+    normed[c] = sum[c];
+  }
+  rms_norm_f64(normed, finish->norm, finish->norm_eps, n);
 }

@@ -72,6 +72,10 @@ int64_t df2_qmm_n_tiles(int64_t n_out);
  * packed + tile * df2_qmm_tile_bytes. Both pointers are the matrix's; packed is aligned to 64 bytes. */
 void df2_qmm_pack_tile(void *packed, df2_qmm_type type, const void *weights, int64_t n_out, int64_t n_in, int64_t tile);
 
+/* The way back, bit for bit: writes one row of weights, df2_qmm_row_bytes as ggml stores them, from output `output`
+ * (0 to DF2_QMM_TILE - 1) of a packed tile. */
+void df2_qmm_unpack_row(void *row, df2_qmm_type type, const void *tile, int64_t n_in, int64_t output);
+
 /* Bytes of a batch of n_rows quantised rows, a multiple of 64. */
 size_t df2_qmm_batch_bytes(df2_qmm_type type, int32_t n_rows, int64_t n_in);
 
