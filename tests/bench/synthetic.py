@@ -18,6 +18,7 @@ from .errors import BenchError
 from .quantise import FILE_TYPES, cache_folder, write_requantised
 
 _FORMAT = 1  # of the files; raised when what is written changes
+_WITH_HEAD_NORMS = ("qwen3", "qwen3moe", "dflash")
 _Bytes = npt.NDArray[np.uint8]
 
 
@@ -105,6 +106,14 @@ def synthetic(family: str, type_name: str, *, folder: Path | None = None) -> Pat
 
 def _write(path: Path, shape: Shape, type_name: str) -> None:
     writer = GGUFWriter(path, shape.architecture)
+    add_sizes(writer, shape)
+    writer.add_tokenizer_model("none")
+    _add_tensors(writer, shape, GGMLQuantizationType[type_name])
+    finish(writer)
+
+
+def add_sizes(writer: GGUFWriter, shape: Shape) -> None:
+    """The keys that say how large a model is."""
     writer.add_context_length(8192)
     writer.add_embedding_length(shape.n_embd)
     writer.add_block_count(shape.n_layer)
@@ -117,12 +126,14 @@ def _write(path: Path, shape: Shape, type_name: str) -> None:
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_vocab_size(shape.n_vocab)
-    writer.add_tokenizer_model("none")
     if shape.experts:
         writer.add_expert_count(shape.experts.n)
         writer.add_expert_used_count(shape.experts.n_used)
         writer.add_expert_feed_forward_length(shape.experts.n_ff)
-    _add_tensors(writer, shape, GGMLQuantizationType[type_name])
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Writes everything down."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -130,42 +141,62 @@ def _write(path: Path, shape: Shape, type_name: str) -> None:
 
 
 def _add_tensors(writer: GGUFWriter, shape: Shape, kind: GGMLQuantizationType) -> None:
-    random = np.random.default_rng(1)
-
-    def norm(name: str, length: int) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(length, np.float32))
-
-    def matrix(name: str, n_out: int, n_in: int, n_experts: int = 0) -> None:
-        blocks = random_matrix(random, kind, max(n_experts, 1) * n_out, n_in)
-        shaped = blocks.reshape(n_experts, n_out, -1) if n_experts else blocks
-        writer.add_tensor(f"{name}.weight", shaped, raw_dtype=kind)
-
-    q, kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
-    matrix("token_embd", shape.n_vocab, shape.n_embd)
-    norm("output_norm", shape.n_embd)
-    matrix("output", shape.n_vocab, shape.n_embd)
+    tensors = Tensors(writer)
+    tensors.matrix("token_embd", kind, shape.n_vocab, shape.n_embd)
+    tensors.norm("output_norm", shape.n_embd)
+    tensors.matrix("output", kind, shape.n_vocab, shape.n_embd)
     for i in range(shape.n_layer):
-        block = f"blk.{i}"
-        norm(f"{block}.attn_norm", shape.n_embd)
-        norm(f"{block}.ffn_norm", shape.n_embd)
-        matrix(f"{block}.attn_q", q, shape.n_embd)
-        matrix(f"{block}.attn_k", kv, shape.n_embd)
-        matrix(f"{block}.attn_v", kv, shape.n_embd)
-        matrix(f"{block}.attn_output", shape.n_embd, q)
+        tensors.layer(f"blk.{i}", kind, shape)
+
+
+class Tensors:
+    """Adds random tensors to a file, all from one stream: a file is always the same."""
+
+    def __init__(self, writer: GGUFWriter) -> None:
+        self._writer = writer
+        self._random = np.random.default_rng(1)
+
+    def norm(self, name: str, length: int) -> None:
+        """The weights of a norm that leaves values alone."""
+        self._writer.add_tensor(f"{name}.weight", np.ones(length, np.float32))
+
+    def matrix(
+        self, name: str, kind: GGMLQuantizationType, n_out: int, n_in: int, n_experts: int = 0
+    ) -> None:
+        """One matrix, or one per expert."""
+        blocks = random_matrix(self._random, kind, max(n_experts, 1) * n_out, n_in)
+        shaped = blocks.reshape(n_experts, n_out, -1) if n_experts else blocks
+        self._writer.add_tensor(f"{name}.weight", shaped, raw_dtype=kind)
+
+    def layer(self, block: str, kind: GGMLQuantizationType, shape: Shape) -> None:
+        """One layer of attention, and of a feed-forward network or experts."""
+        q, kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
+        self.norm(f"{block}.attn_norm", shape.n_embd)
+        self.norm(f"{block}.ffn_norm", shape.n_embd)
+        self.matrix(f"{block}.attn_q", kind, q, shape.n_embd)
+        self.matrix(f"{block}.attn_k", kind, kv, shape.n_embd)
+        self.matrix(f"{block}.attn_v", kind, kv, shape.n_embd)
+        self.matrix(f"{block}.attn_output", kind, shape.n_embd, q)
+        if shape.architecture in _WITH_HEAD_NORMS:
+            self.norm(f"{block}.attn_q_norm", shape.head_dim)
+            self.norm(f"{block}.attn_k_norm", shape.head_dim)
         if shape.experts is None:
-            matrix(f"{block}.ffn_gate", shape.n_ff, shape.n_embd)
-            matrix(f"{block}.ffn_up", shape.n_ff, shape.n_embd)
-            matrix(f"{block}.ffn_down", shape.n_embd, shape.n_ff)
-            continue
+            self.matrix(f"{block}.ffn_gate", kind, shape.n_ff, shape.n_embd)
+            self.matrix(f"{block}.ffn_up", kind, shape.n_ff, shape.n_embd)
+            self.matrix(f"{block}.ffn_down", kind, shape.n_embd, shape.n_ff)
+            return
         n, n_ff = shape.experts.n, shape.experts.n_ff
-        norm(f"{block}.attn_q_norm", shape.head_dim)
-        norm(f"{block}.attn_k_norm", shape.head_dim)
         # the router stays float32, as in real files
-        router = random.standard_normal((n, shape.n_embd)) / np.sqrt(shape.n_embd)
-        writer.add_tensor(f"{block}.ffn_gate_inp.weight", router.astype(np.float32))
-        matrix(f"{block}.ffn_gate_exps", n_ff, shape.n_embd, n)
-        matrix(f"{block}.ffn_up_exps", n_ff, shape.n_embd, n)
-        matrix(f"{block}.ffn_down_exps", shape.n_embd, n_ff, n)
+        router = self._random.standard_normal((n, shape.n_embd)) / np.sqrt(shape.n_embd)
+        self._writer.add_tensor(f"{block}.ffn_gate_inp.weight", router.astype(np.float32))
+        self.matrix(f"{block}.ffn_gate_exps", kind, n_ff, shape.n_embd, n)
+        self.matrix(f"{block}.ffn_up_exps", kind, n_ff, shape.n_embd, n)
+        self.matrix(f"{block}.ffn_down_exps", kind, shape.n_embd, n_ff, n)
+
+    def small(self, name: str, deviation: float, *lengths: int) -> None:
+        """Normal values about 0 in float32, under exactly this name."""
+        values = deviation * self._random.standard_normal(lengths, np.float32)
+        self._writer.add_tensor(name, values.astype(np.float32))
 
 
 def random_matrix(

@@ -5,6 +5,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define MAX_LIST 32 /* numbers in a list, and the zero that ends it */
 
 /* Numbers from 1 to `largest`, separated by commas; list[MAX_LIST] is ended by a zero. False if the text is none. */
@@ -13,5 +17,9 @@ bool parse_number(int32_t *number, const char *text, int32_t largest);
 
 /* Whether a name is among those of the list, separated by commas; every name is in a null list. */
 bool is_listed(const char *list, const char *name);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -5,6 +5,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Bytes per second at which n_threads threads together read the buffer once, each its own part, front to back or in
  * four places at a time: whichever is faster. */
 double limits_read_rate(const void *buffer, size_t n_bytes, int32_t n_threads, int32_t n_repeats);
@@ -15,5 +19,9 @@ double limits_read_rate(const void *buffer, size_t n_bytes, int32_t n_threads, i
  * makes sure that the CPU has the instructions. */
 double limits_int8_rate(const char *isa, int32_t n_threads, int32_t n_repeats);
 double limits_float_rate(const char *isa, int32_t n_threads, int32_t n_repeats);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -4,6 +4,10 @@
 
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define TEAM_MAX_THREADS 64
 
 /* Called on every thread of the team, as thread 0 to n_threads - 1. */
@@ -19,5 +23,9 @@ typedef struct team_times {
  * cannot be started. */
 team_times team_measure(team_function work, void (*reset)(void *context), void *context, int32_t n_threads,
                         int32_t n_repeats);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
