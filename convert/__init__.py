@@ -19,7 +19,7 @@ Needs numpy and gguf; rich for the command line. Nothing of `pydflash2` is impor
 
 from __future__ import annotations
 
-from .cli import add_arguments, run
+from .cli import add_arguments, run, terminable
 from .converter import ConversionReport, Progress, convert
 from .describe import Description, describe, fits
 from .errors import ConversionError, FormatError
@@ -40,4 +40,5 @@ __all__ = [
     "describe",
     "fits",
     "run",
+    "terminable",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace, *, count_text: CountText | None = None) -> int
     console = Console(stderr=True, quiet=args.quiet)
     try:
         counts = _counts(args, count_text)
-        with _terminable(), _progress_bar(console) as bar:
+        with terminable(), _progress_bar(console) as bar:
             report = convert(
                 args.drafter,
                 args.target,
@@ -136,7 +136,7 @@ def _counts(args: argparse.Namespace, count_text: CountText | None) -> Counts | 
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """Let a termination signal unwind like Ctrl-C, so that the temporary file goes too."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -180,16 +180,43 @@ def _progress_bar(console: Console) -> Iterator[_Bar]:
         yield _Bar(progress)
 
 
+class _Row:
+    """A row of a table; what is not used is dimmed."""
+
+    def __init__(self, *cells: str, is_used: bool = True) -> None:
+        self.cells = cells
+        self.is_used = is_used
+
+
 def _shape(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
+def _print_table(
+    console: Console, title: str, headings: Sequence[str], rows: Sequence[_Row]
+) -> None:
+    """A table on terminals; elsewhere a line for each row, for programs that search lines."""
+    if console.is_terminal:
+        table = Table(title=title, title_justify="left")
+        for heading in headings:
+            table.add_column(heading, overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row.cells), style=None if row.is_used else "dim")
+        console.print(table)
+        return
+    lines = [headings, *([cell.replace("\n", "\\n") for cell in row.cells] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths[-1] = 0  # nothing follows
+    console.print(Text(title))
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        console.print(Text("  ".join(cells).rstrip()), soft_wrap=True)
+    console.print()
+
+
 def _print_map(console: Console, report: ConversionReport) -> None:
-    tensors = Table(title="Tensors", title_justify="left")
-    for heading in ("checkpoint", "shape", "dtype", "file", "ggml shape", "type", "note"):
-        tensors.add_column(heading, overflow="fold")
-    for plan in report.tensors:
-        cells = (
+    tensors = [
+        _Row(
             plan.hf_name,
             _shape(plan.hf_shape),
             plan.hf_dtype,
@@ -198,70 +225,67 @@ def _print_map(console: Console, report: ConversionReport) -> None:
             plan.kind.name,
             plan.note,
         )
-        tensors.add_row(*map(Text, cells))
-    for left_out in report.ignored_tensors:
-        cells_out = (
-            left_out.hf_name,
-            _shape(left_out.hf_shape),
-            "",
-            "ignored",
-            "",
-            "",
-            left_out.reason,
+        for plan in report.tensors
+    ]
+    tensors += [
+        _Row(out.hf_name, _shape(out.hf_shape), "", "ignored", "", "", out.reason, is_used=False)
+        for out in report.ignored_tensors
+    ]
+    headings = ("checkpoint", "shape", "dtype", "file", "ggml shape", "type", "note")
+    _print_table(console, "Tensors", headings, tensors)
+    keys = [
+        _Row(
+            use.key,
+            use.value,
+            use.gguf_key or ("used" if use.consumed else "ignored"),
+            use.note,
+            is_used=use.consumed,
         )
-        tensors.add_row(*map(Text, cells_out), style="dim")
-    console.print(tensors)
-
-    keys = Table(title="Configuration", title_justify="left")
-    for heading in ("key", "value", "file", "note"):
-        keys.add_column(heading, overflow="fold")
-    for use in report.keys:
-        style = None if use.consumed else "dim"
-        fate = use.gguf_key or ("used" if use.consumed else "ignored")
-        cells_key = (use.key, use.value, fate, use.note)
-        keys.add_row(*map(Text, cells_key), style=style)
-    console.print(keys)
-
-    metadata = Table(title="Metadata", title_justify="left")
-    for heading in ("key", "type", "value"):
-        metadata.add_column(heading, overflow="fold")
-    for entry in report.metadata:
-        metadata.add_row(*map(Text, (entry.key, entry.kind.name, entry.shown)))
-    console.print(metadata)
+        for use in report.keys
+    ]
+    _print_table(console, "Configuration", ("key", "value", "file", "note"), keys)
+    metadata = [_Row(entry.key, entry.kind.name, entry.shown) for entry in report.metadata]
+    _print_table(console, "Metadata", ("key", "type", "value"), metadata)
 
 
 def _print_summary(console: Console, report: ConversionReport) -> None:
-    console.print(Text(f"layout: {report.layout}"))
-    for decision in report.decisions:
-        console.print(Text(f"  {decision}"))
-    fallbacks = [plan for plan in report.tensors if plan.note.startswith("F16:")]
-    for plan in fallbacks:
-        console.print(Text(f"  {plan.name}: {plan.note}"))
+    lines = [f"layout: {report.layout}"]
+    lines += [f"  {decision}" for decision in report.decisions]
+    lines += [
+        f"  {plan.name}: {plan.note}" for plan in report.tensors if plan.note.startswith("F16:")
+    ]
     if report.head is not None:
-        _print_vocabulary(console, report.head)
-    size = f"{len(report.tensors)} tensors, {report.n_bytes / 1e6:.1f} MB"
+        lines += _vocabulary_lines(report.head)
+    count = f"{len(report.tensors)} tensors"
     if report.outfile is None:
-        console.print(Text(f"dry run: {size}, nothing written"))
-        return
-    worst = max(report.errors, key=lambda name: report.errors[name])
-    console.print(
-        Text(f"self-test passed: largest relative error {report.errors[worst]:.2g} in {worst}")
-    )
-    console.print(Text(f"wrote {report.outfile}: {size}"))
+        lines.append(f"dry run: {count}, {_size(report.n_bytes)} of data, nothing written")
+    else:
+        worst = max(report.errors, key=lambda name: report.errors[name])
+        lines += [
+            f"self-test passed: largest relative error {report.errors[worst]:.2g} in {worst}",
+            f"wrote {report.outfile}: {count}, {_size(report.outfile.stat().st_size)}",
+        ]
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
 
 
-def _print_vocabulary(console: Console, head: DraftHead) -> None:
+def _vocabulary_lines(head: DraftHead) -> list[str]:
     kept = head.vocabulary
-    line = f"draft vocabulary: {len(kept.ids)} of {kept.n_vocab} tokens, by {kept.order}"
-    if kept.coverage is not None:
-        line += f", with {kept.coverage:.2%} of all that was counted"
-    console.print(Text(line), soft_wrap=True)
+    covered = "" if kept.coverage is None else f", with {kept.coverage:.2%} of all that was counted"
+    lines = [f"draft vocabulary: {kept.summary}{covered}"]
     if kept.always:
-        console.print(Text(f"  kept in any case: {' '.join(kept.always)}"), soft_wrap=True)
-    console.print(
-        Text(
-            f"  adds {head.n_bytes / 1e6:.1f} MB to file and memory: a second copy of these rows "
-            f"of {head.source.place}"
-        ),
-        soft_wrap=True,
+        lines.append(f"  kept in any case: {' '.join(kept.always)}")
+    if kept.n_by_order:
+        lines.append(
+            f"  advice: only {kept.n_counted:,} different tokens were counted, fewer than the "
+            f"{len(kept.ids):,} to keep: count more text, or give a smaller --draft-vocab"
+        )
+    lines.append(
+        f"  adds {_size(head.n_bytes)} to file and memory: a second copy of these rows of "
+        f"{head.source.place}"
     )
+    return lines
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 100_000 else f"{n_bytes / 1e3:.1f} kB"

@@ -18,6 +18,7 @@ from gguf.constants import LlamaFileType
 from .config import BY_ARCHITECTURE, BY_SPECULATORS_TYPE, DrafterConfig, read_config
 from .errors import FormatError
 from .gguf_read import GgufFile
+from .metadata import VOCABULARY_KEY
 from .safetensors import INDEX_NAME, Checkpoint, TensorInfo, read_json
 from .target import (
     MASK_KEY,
@@ -36,7 +37,8 @@ class DrafterFacts:
 
     `target_layers` counts layer inputs (k + 1 is the output of layer k). `n_feature` is the width
     of the features that fc reads, 0 if there are no weights. `draft_vocab_size` is None for a
-    drafter of the whole vocabulary. `origin` names the checkpoint's layout or the file's converter.
+    drafter of the whole vocabulary; `draft_vocab_choice` says how the converter chose it, "" if the
+    file does not tell. `origin` names the checkpoint's layout or the file's converter.
     """
 
     version: int
@@ -52,6 +54,7 @@ class DrafterFacts:
     selector_top_k: int | None
     own_head: bool
     draft_vocab_size: int | None
+    draft_vocab_choice: str
     origin: str
 
 
@@ -186,6 +189,7 @@ def _gguf_facts(file: GgufFile) -> DrafterFacts:
         raise FormatError(f"{file.path}: tensor fc.weight is missing. Convert the drafter again.")
     if "markov_w1.weight" in file.tensors:
         raise FormatError(f"{file.path}: a DSpark drafter, which is not supported")
+    choice = file.get(VOCABULARY_KEY)
     version = 2 if "selector_hidden.weight" in file.tensors else 1
     return DrafterFacts(
         version=version,
@@ -201,6 +205,7 @@ def _gguf_facts(file: GgufFile) -> DrafterFacts:
         selector_top_k=_optional_count(file, "dflash.selector_top_k"),
         own_head="output.weight" in file.tensors,
         draft_vocab_size=math.prod(file.tensors["d2t"].shape) if "d2t" in file.tensors else None,
+        draft_vocab_choice=choice if isinstance(choice, str) else "",
         origin="pydflash2, format " + str(file.get("dflash2.converter.version"))
         if "dflash2.converter.version" in file.values
         else "unknown",
@@ -280,6 +285,7 @@ def _config_facts(config: DrafterConfig, infos: list[TensorInfo]) -> DrafterFact
         draft_vocab_size=config.draft_vocab_size
         if config.draft_vocab_size != config.vocab_size
         else None,
+        draft_vocab_choice="",
         origin=config.layout,
     )
 

@@ -24,6 +24,9 @@ from .vocabulary import DraftVocabulary
 CONVERTER_VERSION = "1"
 """Raised whenever the same input gives other bytes than before."""
 
+VOCABULARY_KEY = "dflash2.converter.draft_vocabulary"
+"""How the draft vocabulary was chosen, in words."""
+
 _REVISION = re.compile(r"^[0-9a-f]{40}$")
 _U32 = GGUFValueType.UINT32
 _F32 = GGUFValueType.FLOAT32
@@ -51,8 +54,7 @@ def build_metadata(
         scalar("dflash2.converter.layout", GGUFValueType.STRING, config.layout),
     ]
     if vocabulary is not None:
-        made = f"{len(vocabulary.ids)} of {vocabulary.n_vocab} tokens, by {vocabulary.order}"
-        result.append(scalar("dflash2.converter.draft_vocabulary", GGUFValueType.STRING, made))
+        result.append(scalar(VOCABULARY_KEY, GGUFValueType.STRING, vocabulary.summary))
     revision = source_revision(folder)
     if revision:
         result.append(scalar("dflash2.source.revision", GGUFValueType.STRING, revision))

@@ -39,15 +39,32 @@ _MAX_COUNT = 2**53
 class DraftVocabulary:
     """The tokens kept.
 
-    `ids` are ascending. `always` spells the tokens that any choice keeps. `coverage` is the share
-    of all counts that falls on kept tokens, None without counts.
+    `ids` are ascending. `always` spells the tokens that any choice keeps. With counts, `n_counted`
+    is the number of different tokens that were counted, `n_by_order` the number of tokens kept
+    without a count because too few had one, and `coverage` the share of all counts that falls on
+    kept tokens; None without counts.
     """
 
     ids: Ids
     n_vocab: int
     always: tuple[str, ...]
-    order: str
+    n_counted: int | None
+    n_by_order: int | None
     coverage: float | None
+
+    @property
+    def summary(self) -> str:
+        """How many tokens are kept, and how they were chosen."""
+        n_rows = len(self.ids)
+        kept = f"{n_rows:,} of {self.n_vocab:,} tokens"
+        if self.n_counted is None or self.n_by_order is None:
+            return f"{kept}, by the tokenizer's order"
+        if self.n_by_order == 0:
+            return f"{kept}, by counts"
+        # All counted tokens are kept if there is room for others.
+        parts = f"{self.n_counted:,} by counts, {self.n_by_order:,} by the tokenizer's order"
+        n_always = n_rows - self.n_counted - self.n_by_order
+        return f"{kept}: {parts}" + (f", {n_always:,} kept in any case" if n_always else "")
 
 
 class _Tokenizer:
@@ -196,6 +213,7 @@ def choose_vocabulary(
         ids=kept.astype(np.int64),
         n_vocab=n_vocab,
         always=tuple(table.texts[i].decode("utf-8", "replace") for i in always),
-        order="the tokenizer's order" if counts is None else "counts",
+        n_counted=None if counts is None else int(np.count_nonzero(amounts)),
+        n_by_order=None if counts is None else int(np.count_nonzero(group[kept] > 1)),
         coverage=None if counts is None else float(amounts[kept].sum() / amounts.sum()),
     )

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 _condition = threading.Condition()
 _n_inside = 0
 _is_ending = False
+_own = threading.local()  # is_inside: this thread is among those that are waited for
 
 
 @contextlib.contextmanager
@@ -23,15 +24,18 @@ def native_call() -> Iterator[None]:
     """Around calls that may take long. Only daemon threads count: Python itself waits for others,
     and the main thread is the one that waits here."""
     global _n_inside
-    if not threading.current_thread().daemon:
+    # A call may come from within another one: the garbage collector runs there too, and closes.
+    if not threading.current_thread().daemon or getattr(_own, "is_inside", False):
         yield
         return
     with _condition:
         _condition.wait_for(lambda: not _is_ending)
         _n_inside += 1
+    _own.is_inside = True
     try:
         yield
     finally:
+        _own.is_inside = False
         with _condition:
             _n_inside -= 1
             _condition.notify_all()

@@ -501,7 +501,7 @@ class Session(_Handle):
 def _numbers(name: str, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
     try:
         return np.ascontiguousarray(values, dtype=np.float32)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InvalidArgumentError(f"{name} must be numbers, not {values!r}") from None
 
 

@@ -81,9 +81,13 @@ double DraftLength::chance(float q) const {
   return (kPriorWeight * prior + bin.n_right) / (kPriorWeight + bin.n_reached);
 }
 
-// Measured, or on the line through the nearest measured lengths: a verify costs a fixed part plus a part per token.
+// Measured, or on the line through the nearest measured lengths: a verify costs a fixed part plus a part per token. The
+// fixed part is plain decoding's, which grows with the context.
 double DraftLength::verify_cost(int32_t n_verified) const {
-  const auto at = [&](int32_t n) { return verify_[static_cast<size_t>(n)].value; };
+  const auto at = [&](int32_t n) {
+    const Cost &cost = verify_[static_cast<size_t>(n)];
+    return cost.plain > 0.0 ? std::max(verify_[0].value, cost.value + verify_[0].value - cost.plain) : cost.value;
+  };
   if (at(n_verified) > 0.0) {
     return at(n_verified);
   }
@@ -232,6 +236,9 @@ void DraftLength::observe(const float *q, int32_t n_drafted, int32_t n_verified,
     return;
   }
   verify_[static_cast<size_t>(n_verified)].add(static_cast<double>(verify_us), cycle_);
+  if (verify_[0].n_seen >= kTrusted) {
+    verify_[static_cast<size_t>(n_verified)].plain = verify_[0].value;
+  }
   last_plain_ = n_verified == 0 ? cycle_ : last_plain_;
   if (n_drafted == 0) {
     return;

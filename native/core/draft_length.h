@@ -33,6 +33,7 @@ class DraftLength {
     double value = 0.0;
     int32_t n_seen = 0;
     int64_t last_cycle = 0;
+    double plain = 0.0;  // what plain decoding was known to cost at the time; of verify_
     void add(double sample, int64_t cycle);
   };
 

@@ -123,10 +123,9 @@ PackedBytes Target::packed_weights() {
   if (!knows_packed_) {
     ggml_cgraph *graph = probe_graph(context_);
     if (!can_compute_packed(graph)) {
-      throw Error(DF2_EUNSUPPORTED,
-                  format("architecture '%s' uses its weights in a way the kernels do not know; set "
-                         "DFLASH2_KERNELS=off",
-                         architecture().c_str()));
+      throw Error(DF2_EUNSUPPORTED, format("architecture '%s' uses its weights in a way the kernels do not know; set "
+                                           "DFLASH2_KERNELS=off",
+                                           architecture().c_str()));
     }
     std::set<ggml_backend_buffer_t> buffers;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {

@@ -48,7 +48,7 @@ class PlainOps final : public DrafterOps {
 
   size_t max_tensors(int32_t n_block) const override {
     const auto n_taps = static_cast<size_t>(std::min(params_.conv_kernel_size, n_block));
-    return 16 + 40 * static_cast<size_t>(n_block) + static_cast<size_t>(params_.n_layer) * (16 + 4 * 12 * n_taps);
+    return 16 + 48 * static_cast<size_t>(n_block) + static_cast<size_t>(params_.n_layer) * (16 + 4 * 12 * n_taps);
   }
 
  private:
@@ -105,11 +105,12 @@ class PlainOps final : public DrafterOps {
     return list != nullptr ? ggml_concat(ctx, list, next, dim) : next;
   }
 
-  // The first candidate whose cumulative q exceeds the uniform number: as many as do not are before it.
+  // The first candidate whose cumulative q exceeds the uniform number: all but as many as exceed it are before it.
   static ggml_tensor *drawn(ggml_context *ctx, ggml_tensor *q, ggml_tensor *uniform) {
     ggml_tensor *cumulative = ggml_cumsum(ctx, q);
-    ggml_tensor *excess = ggml_sub(ctx, ggml_repeat(ctx, uniform, cumulative), cumulative);
-    ggml_tensor *n_before = ggml_sum_rows(ctx, ggml_step(ctx, excess));
+    ggml_tensor *excess = ggml_sub(ctx, cumulative, uniform);
+    ggml_tensor *n_before =
+        ggml_scale_bias(ctx, ggml_sum_rows(ctx, ggml_step(ctx, excess)), -1.0f, static_cast<float>(q->ne[0]));
     n_before = ggml_clamp(ctx, n_before, 0.0f, static_cast<float>(q->ne[0] - 1));
     return ggml_reshape_1d(ctx, ggml_cast(ctx, n_before, GGML_TYPE_I32), 1);
   }
@@ -133,7 +134,9 @@ class PlainOps final : public DrafterOps {
       }
       ggml_tensor *logits = scores;
       if (inputs.sampling != nullptr) {
-        logits = ggml_div(ctx, scores, ggml_view_1d(ctx, inputs.sampling, 1, 0));
+        // from the largest score, or a small temperature would make all of them infinite
+        ggml_tensor *largest = element(ctx, ggml_reshape_1d(ctx, scores, scores->ne[0]), ggml_argmax(ctx, scores));
+        logits = ggml_div(ctx, ggml_sub(ctx, scores, largest), ggml_view_1d(ctx, inputs.sampling, 1, 0));
       }
       ggml_tensor *q = ggml_soft_max(ctx, logits);
       ggml_tensor *index = nullptr;

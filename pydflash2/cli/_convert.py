@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pydflash2 import convert
+from pydflash2.cli._converter import convert
 
 EPILOG = """\
 examples:

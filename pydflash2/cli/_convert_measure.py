@@ -14,9 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import pydflash2
-from pydflash2 import convert
 from pydflash2._chat import ChatTemplate
 from pydflash2.cli import _terminal
+from pydflash2.cli._converter import convert
 from pydflash2.errors import InvalidArgumentError, UnsupportedError
 
 PROMPTS = (
@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> None:
     _terminal.prepare_streams()
     status = Console(stderr=True, quiet=args.quiet)
     with (
+        convert.terminable(),
         tempfile.TemporaryDirectory(prefix=".measure-", dir=args.outfile.absolute().parent) as name,
         _progress(status) as advance,
     ):
@@ -166,7 +167,7 @@ def _table(full: Outcome, reduced: Outcome, n_vocab: int, n_draft_vocab: int) ->
         ("draft vocabulary", n_draft_vocab, reduced),
     ):
         length = outcome.acceptance_length
-        share = f"{length / full.acceptance_length:.1%}"
+        share = f"{length / full.acceptance_length:.1%}" if full.n_cycles else "-"
         table.add_row(name, f"{n_rows:,}", f"{length:.3f}", share)
     return table
 

@@ -16,8 +16,8 @@ PIECE_CHARACTERS = 1 << 18
 def count_tokens(target: Path, files: list[Path]) -> Counter[int]:
     """Token id -> occurrences. Spelled-out control tokens count as the text they are.
 
-    Raises InvalidArgumentError for files that are not UTF-8 text or hold none, OSError, and what
-    Target raises.
+    Raises InvalidArgumentError for files that do not exist, are not UTF-8 text or hold none,
+    OSError, and what Target raises.
     """
     import pydflash2
 
@@ -26,6 +26,8 @@ def count_tokens(target: Path, files: list[Path]) -> Counter[int]:
             f"counting text needs the target's tokenizer, and {target} is a folder: "
             "give --target its GGUF file"
         )
+    for path in files:
+        _check_file(path)
     counts: Counter[int] = Counter()
     # Nothing is decoded: a small context without packed weights opens soonest.
     with pydflash2.Target(target, n_ctx=32, n_batch=32, kernels=False) as opened:
@@ -34,6 +36,20 @@ def count_tokens(target: Path, files: list[Path]) -> Counter[int]:
     if not counts:
         raise InvalidArgumentError(f"{', '.join(map(str, files))}: there is no text to count")
     return counts
+
+
+def _check_file(path: Path) -> None:
+    """Refuses what is no file, before the target is opened."""
+    if path.is_dir():
+        raise InvalidArgumentError(
+            f"--vocab-text {path}: a folder: name the text files in it ({path / '*.txt'})"
+        )
+    if not path.exists():
+        # Shells hand on a pattern that matches nothing as it is.
+        what = "no file matches this pattern" if set("*?[") & set(str(path)) else "no such file"
+        raise InvalidArgumentError(
+            f"--vocab-text {path}: {what}: give the paths of existing text files"
+        )
 
 
 def _pieces(path: Path) -> Iterator[str]:

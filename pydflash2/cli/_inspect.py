@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from pydflash2 import convert
 from pydflash2.cli import _arguments, _terminal
+from pydflash2.cli._converter import convert
 from pydflash2.errors import ModelFormatError
 
 EPILOG = """\
@@ -87,7 +87,8 @@ def _drafter_rows(facts: Any) -> list[tuple[str, str]]:
         ]
     head = "its own" if facts.own_head else "the target's"
     head += _in_brackets(_count(facts.draft_vocab_size, " tokens"))
-    return [*rows, ("head", head), ("origin", facts.origin)]
+    choice = ("draft tokens", facts.draft_vocab_choice)
+    return [*rows, ("head", head), choice, ("origin", facts.origin)]
 
 
 def _count(value: int | None, unit: str = "") -> str:

@@ -6,6 +6,7 @@ import argparse
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.tools.prompts import questions
 
 COMMAND = (sys.executable, "-m", "pydflash2")
 TINY = ("tiny-plain", "tiny-window", "tiny-softcap", "tiny-v1")
+WITHOUT = {"convert", "data", "__pycache__"}
 SIZES = (150, 37, 8)  # of 160 tokens
 N_DRAFT = 7
 
@@ -202,8 +204,14 @@ def test_convert_with_text(folder: Path, root: Path, tiny_target: Path) -> None:
     base = (source(root), "--target", tiny_target, "--outfile", "made.gguf", "--draft-vocab", 20)
     done = run(folder, *base, "--vocab-text", "text.txt")
     assert done.returncode == 0, done.stderr
-    assert "20 of 160 tokens, by counts, with 100.00% of all that was counted" in done.stderr
     counted = _convert_text.count_tokens(tiny_target, [folder / "text.txt"])
+    n_by_order = 20 - len(counted) - 1  # the end of a text is kept too
+    made = (
+        f"20 of 160 tokens: {len(counted)} by counts, {n_by_order} by the tokenizer's order, "
+        "1 kept in any case"
+    )
+    assert f"draft vocabulary: {made}, with 100.00% of all that was counted\n" in done.stderr
+    assert f"only {len(counted)} different tokens were counted" in done.stderr
     assert set(counted) <= set(kept_tokens(folder / "made.gguf").tolist())
     done = subprocess.run(
         [*COMMAND, "inspect", "made.gguf", "--target", str(tiny_target)],
@@ -212,6 +220,7 @@ def test_convert_with_text(folder: Path, root: Path, tiny_target: Path) -> None:
         cwd=folder,
     )
     assert re.search(r"^head +its own \(20 tokens\)$", done.stdout, re.MULTILINE)
+    assert re.search(rf"^draft tokens +{re.escape(made)}$", done.stdout, re.MULTILINE)
     assert done.returncode == 0
 
 
@@ -227,7 +236,18 @@ def test_bad_texts_and_options(folder: Path, root: Path, tiny_target: Path) -> N
             r"latin1\.txt: not UTF-8",
         ),
         (("--target", tiny_target, *vocab, "--vocab-text", "empty.txt"), "no text to count"),
-        (("--target", tiny_target, *vocab, "--vocab-text", "none.txt"), r"none\.txt"),
+        (
+            ("--target", tiny_target, *vocab, "--vocab-text", "none.txt"),
+            r"none\.txt: no such file: give",
+        ),
+        (
+            ("--target", tiny_target, *vocab, "--vocab-text", "none/*.txt"),
+            r"none/\*\.txt: no file matches this pattern: give",
+        ),
+        (
+            ("--target", tiny_target, *vocab, "--vocab-text", "hf"),
+            r"hf: a folder: name the text files in it \(hf/\*\.txt\)",
+        ),
         (("--target", "hf", *vocab, "--vocab-text", "empty.txt"), "hf is a folder"),
         (("--target", tiny_target, "--vocab-text", "empty.txt"), "add --draft-vocab"),
         (("--target", tiny_target, "--measure"), "add --draft-vocab"),
@@ -241,6 +261,20 @@ def test_bad_texts_and_options(folder: Path, root: Path, tiny_target: Path) -> N
         assert line.startswith("error: ")
         assert re.search(message, line)
     assert not (folder / "made.gguf").exists()
+
+
+def test_the_source_tree_has_no_converter(folder: Path, root: Path) -> None:
+    """`python -m` in a checkout finds the package there, not the installed one."""
+    shutil.copytree(root / "pydflash2", folder / "pydflash2", ignore=lambda *_: WITHOUT)
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    for command in ("convert", "inspect"):
+        done = subprocess.run(
+            [*COMMAND, command, "--help"], capture_output=True, text=True, cwd=folder, env=env
+        )
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"error: {folder / 'pydflash2'} has no converter")
+        assert "run the installed `pydflash2` command" in line
 
 
 TABLE = r"""drafter +tokens +acceptance length +share *

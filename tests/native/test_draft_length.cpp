@@ -19,6 +19,8 @@ struct Machine {
   double sharpness;   // how much the drafter knows: 0 is nothing, 1 is all of it
   double conceit;     // its q is the chance of being right to the power of 1 / conceit
   int phase = 0;      // every other so many cycles the clock is slower; 0: never
+  double growth = 0;  // of the plain cost, per token, as contexts make it
+  double first = 1;   // by how much the first plain cycle seems slower than it is
 };
 
 struct Outcome {
@@ -34,6 +36,8 @@ class Simulation {
   // With the chooser, or with a fixed length.
   double run(int n_cycles, df2::DraftLength *chooser, int32_t fixed, double *mean_length) {
     double time_us = 0.0;
+    double plain_time_us = 0.0;
+    bool has_seen_plain = false;
     double n_tokens = 0.0;
     double n_verified = 0.0;
     for (int i = 0; i < n_cycles; ++i) {
@@ -44,19 +48,23 @@ class Simulation {
       CHECK(n_kept >= 0 && n_kept <= n);
       const int32_t n_accepted = std::min(n_right_, n_kept);
       const double draft_us = n > 0 ? machine_.draft_us : 0.0;
-      const double verify_us = machine_.plain_us + machine_.per_token_us * n_kept;
+      const double plain_us = machine_.plain_us * (1.0 + machine_.growth * n_tokens);
+      const double verify_us = plain_us + machine_.per_token_us * n_kept;
       if (chooser != nullptr) {
         const bool is_slow = machine_.phase > 0 && i / machine_.phase % 2 == 1;
-        const double noise = (is_slow ? 1.35 : 1.0) * (1.0 + 0.1 * uniform() + (uniform() < 0.02 ? 3.0 : 0.0));
+        const double first = n_kept == 0 && !has_seen_plain ? machine_.first : 1.0;
+        has_seen_plain = has_seen_plain || n_kept == 0;
+        const double noise = first * (is_slow ? 1.35 : 1.0) * (1.0 + 0.1 * uniform() + (uniform() < 0.02 ? 3.0 : 0.0));
         chooser->observe(q_.data(), n, n_kept, n_accepted, static_cast<uint64_t>(draft_us * noise),
                          static_cast<uint64_t>(verify_us * noise));
       }
       time_us += draft_us + verify_us;
+      plain_time_us += plain_us * (n_accepted + 1);
       n_tokens += n_accepted + 1;
       n_verified += n_kept;
     }
     *mean_length = n_verified / n_cycles;
-    return n_tokens * machine_.plain_us / time_us;
+    return plain_time_us / time_us;
   }
 
  private:
@@ -131,6 +139,11 @@ int main() {
   test_machine("changing speed", {4200, 300, 1350, 0.42, 0.5, 2.0, 70}, 600, 1.0, 0.97);
   test_machine("changing speed, useless", {4200, 300, 1350, 0.0, 0.5, 2.0, 70}, 600, 0.97, 0.97);
   test_machine("changing speed often", {4200, 300, 1350, 0.42, 0.5, 2.0, 15}, 600, 1.0, 0.97);
+  // a context that doubles the cost, and drafts that are worth nothing: costs seen long ago must not look cheap
+  test_machine("growing context, useless", {4200, 300, 1350, 0.1, 0.0, 2.0, 0, 1.0 / 300}, 300, 0.97, 0.95);
+  // nothing to compare with but one cycle that was disturbed
+  test_machine("disturbed beginning", {8000, 4500, 3000, 0.4, 0.0, 2.0, 0, 0.0, 4.0}, 300, 0.97, 0.95);
+  test_machine("disturbed beginning, useless", {8000, 300, 1000, 0.0, 0.0, 2.0, 0, 0.0, 10.0}, 300, 0.97, 0.96);
   // short answers
   test_machine("short, demo pair", {4200, 300, 1350, 0.42, 0.5, 2.0}, 60, 0.93, 0.95);
   test_machine("short, useless", {4200, 300, 1350, 0.0, 0.5, 2.0}, 60, 0.95, 0.95);

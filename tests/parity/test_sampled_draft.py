@@ -71,6 +71,19 @@ def test_draws(session: pydflash2.Session, temperature: float) -> None:
     assert len(texts) > N_DRAWS // 2
 
 
+def test_the_edges_of_what_can_be_drawn_with(session: pydflash2.Session) -> None:
+    """A tiny temperature is greedy, and no number draws what has no probability."""
+    for temperature in (1e-40, 1e-20, 1e-7):
+        for uniform in (0.0, 0.5, 1.0 - 2.0**-24):
+            draft = session.draft(
+                N_DRAFT, temperature=temperature, uniforms=np.full(N_DRAFT, uniform)
+            )
+            best = np.argmax(draft.scores, axis=1)
+            assert draft.tokens.tolist() == draft.candidates[np.arange(N_DRAFT), best].tolist()
+            assert np.all(draft.tokens_q > 0.99)
+            assert np.all(np.isfinite(draft.q))
+
+
 def test_scores_follow_the_path(session: pydflash2.Session) -> None:
     """What is drawn at one position changes the next one's scores, but not its candidates."""
     low = session.draft(2, temperature=1.0, uniforms=[0.0, 0.5])
@@ -109,6 +122,7 @@ def test_what_cannot_be_drawn_with(session: pydflash2.Session) -> None:
         (0.0, [0.5, 0.5]),
         (1.0, "half"),
         ("hot", None),
+        (10**400, [0.5, 0.5]),
     )
     for temperature, uniforms in wrong:
         with pytest.raises(pydflash2.InvalidArgumentError):

@@ -265,7 +265,7 @@ def test_yarn_scaling_and_partial_rotation(tmp_path: Path) -> None:
 def test_dry_run_writes_nothing_and_lists_everything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "220")
+    monkeypatch.setenv("COLUMNS", "30")  # not a terminal: nothing is wrapped, one line per row
     out = tmp_path / "out.gguf"
     command = [str(FIXTURES / "tiny-softcap"), "--target", str(TARGET), "--outfile", str(out)]
     assert run_cli([*command, "--dry-run"]) == 0
@@ -276,7 +276,32 @@ def test_dry_run_writes_nothing_and_lists_everything(
     for name in drafter.config:
         assert name in text
     assert "dflash.logit_scale" in text
+    report = convert(FIXTURES / "tiny-softcap", TARGET, out, dry_run=True)
+    lines = [line.split() for line in text.splitlines()]
+    for plan in report.tensors:
+        words = {plan.hf_name, plan.name, plan.kind.name}
+        assert sum(words <= set(line) for line in lines) == 1
+    for use in report.keys:
+        assert sum(line[:1] == [use.key] for line in lines) == 1
+    for entry in report.metadata:
+        assert sum(line[:2] == [entry.key, entry.kind.name] for line in lines) == 1
+    titles = 3 * 2  # each with a line of headings
+    rows = len(report.tensors) + len(report.ignored_tensors) + len(report.keys)
+    assert sum(map(bool, lines)) == titles + rows + len(report.metadata)
     assert os.listdir(tmp_path) == []
+
+
+def test_dry_run_in_a_terminal_is_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "220")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    out = str(tmp_path / "out.gguf")
+    command = [str(FIXTURES / "tiny-plain"), "--target", str(TARGET), "--outfile", out]
+    assert run_cli([*command, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "┃" in text
+    assert "selector_hidden.weight" in text
 
 
 def test_report_accounts_for_every_key(tmp_path: Path) -> None:

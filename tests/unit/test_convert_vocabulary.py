@@ -435,6 +435,22 @@ def test_coverage() -> None:
     ).coverage == pytest.approx(0.5)
 
 
+def test_the_summary_says_what_chose_the_tokens() -> None:
+    entries = tokenizer(TEXTS, KINDS, eos=2, eot=3)
+    for n, counts, summary in (
+        (5, None, "5 of 12 tokens, by the tokenizer's order"),
+        (4, {7: 9, 8: 8, 9: 1}, "4 of 12 tokens, by counts"),
+        (5, {7: 9, 8: 8, 9: 1}, "5 of 12 tokens, by counts"),  # and the two that are kept always
+        (6, {7: 9, 8: 8, 2: 1}, "6 of 12 tokens: 3 by counts, 2 by the tokenizer's order, 1 kept"),
+        (6, {2: 9, 3: 8}, "6 of 12 tokens: 2 by counts, 4 by the tokenizer's order"),
+    ):
+        chosen = choose_vocabulary(entries, len(TEXTS), n, counts, 1).summary
+        assert chosen.removesuffix(" in any case") == summary
+    texts = [f"t{i}" for i in range(5000)]
+    chosen = choose_vocabulary(tokenizer(texts), 5000, 4000, {7: 1}, 1).summary
+    assert chosen == "4,000 of 5,000 tokens: 1 by counts, 3,999 by the tokenizer's order"
+
+
 @pytest.mark.parametrize("n", [N_VOCAB, N_VOCAB + 1, 10**9])
 def test_not_smaller_than_the_vocabulary(n: int, tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=f"{n} is not smaller than the target's 160 tokens"):
@@ -523,58 +539,7 @@ def test_the_counts_file_is_not_overwritten(tmp_path: Path) -> None:
     assert path.read_text() == "5 1\n"
 
 
-# -- Reports ---------------------------------------------------------------------------------------
-
-
-def run_cli(*arguments: str | Path) -> int:
-    import argparse
-
-    from convert import add_arguments, run
-
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return run(parser.parse_args(list(map(str, arguments))))
-
-
-def test_what_the_command_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    counts = tmp_path / "counts.txt"
-    counts.write_text("100 75\n101 25\n" + "".join(f"{i} 0\n" for i in range(90)))
-    base = (PLAIN, "--target", TARGET, "--outfile", tmp_path / "out.gguf", "--draft-vocab", 20)
-    assert run_cli(*base, "--vocab-counts", counts, "--dry-run") == 0
-    captured = capsys.readouterr()
-    assert re.search(r"output\.weight.*20 of 160 rows, copied", captured.out)
-    assert re.search(r"d2t.*I64.*token ids of the rows", captured.out)
-    assert not (tmp_path / "out.gguf").exists()
-    for text in (
-        captured.err,
-        (run_cli(*base, "--vocab-counts", counts), capsys.readouterr().err)[1],
-    ):
-        assert "draft vocabulary: 20 of 160 tokens, by counts, with 100.00% of all" in text
-        assert "kept in any case: </s>" in text
-        assert f"adds 0.0 MB to file and memory: a second copy of these rows of {OUTPUT}" in text
-    assert run_cli(*base) == 0
-    assert "20 of 160 tokens, by the tokenizer's order\n" in capsys.readouterr().err
-    facts = describe(tmp_path / "out.gguf").drafter
-    assert facts is not None
-    assert facts.draft_vocab_size == 20
-
-
-def test_options_that_do_not_go_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = (PLAIN, "--target", TARGET, "--outfile", tmp_path / "out.gguf")
-    for options, message in (
-        (("--vocab-counts", "x"), "--vocab-counts is for .* add --draft-vocab"),
-        (("--vocab-text", "x"), "--vocab-text is for .* add --draft-vocab"),
-        (("--draft-vocab", 9, "--vocab-text", "x", "--vocab-counts", "y"), "not both"),
-        (("--draft-vocab", 9, "--vocab-text", "x"), "use `pydflash2 convert`"),
-    ):
-        assert run_cli(*base, *options) == 1
-        assert re.search(message, " ".join(capsys.readouterr().err.split()))
-    assert os.listdir(tmp_path) == []
+# -- Fixtures --------------------------------------------------------------------------------------
 
 
 def test_fixture_helpers_agree(tmp_path: Path) -> None:
