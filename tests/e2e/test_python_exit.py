@@ -45,6 +45,24 @@ threading.Thread(target=work, daemon=True).start()
 is_busy.wait()
 """
 
+# What the garbage collector does when it closes something in the middle of a call.
+NESTED = """
+import threading, time
+from pydflash2._exit import native_call
+
+is_inside = threading.Event()
+
+def work():
+    with native_call():
+        is_inside.set()
+        time.sleep(0.5)  # the interpreter ends meanwhile
+        with native_call():
+            pass
+
+threading.Thread(target=work, daemon=True).start()
+is_inside.wait()
+"""
+
 FORK = """
 child = os.fork()
 if child:
@@ -70,6 +88,10 @@ def test_the_interpreter_ends_under_a_daemon_thread(
 ) -> None:
     for _ in range(N_RUNS):
         run(DAEMON, tiny_target, tiny_drafter, doing)
+
+
+def test_a_call_within_a_call_goes_on_while_the_interpreter_ends() -> None:
+    run(NESTED)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
