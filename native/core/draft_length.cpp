@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 
 namespace df2 {
 
@@ -36,8 +37,8 @@ constexpr double kOutcomeShare = 0.7;
 // A bin begins as if it had seen this many tokens, of which the square of their q was right: drafters are surer of
 // themselves than they should be.
 constexpr double kPriorWeight = 3.0;
-// Costs follow slow changes and shrug off a single disturbed cycle.
-// Of a sample, by the cycles since the last one. The first few only count where they are low.
+// Costs follow slow changes and shrug off a single disturbed cycle: a sample weighs by the cycles since the last one,
+// and cannot be far above what is known. The first few only count where they are low.
 constexpr double kCostWeight = 0.1;
 constexpr double kMaxCostWeight = 0.5;
 constexpr double kOutlier = 1.5;
@@ -123,9 +124,13 @@ double DraftLength::plain_rate() const {
   return verify_cost(0) > 0.0 ? 1.0 / verify_cost(0) : 0.0;
 }
 
+double DraftLength::n_drafting() const {
+  return std::accumulate(n_cut_to_.begin(), n_cut_to_.end(), 0.0);
+}
+
 // With what things cost by now: the first samples are the worst.
 double DraftLength::drafting_us() const {
-  double cost = weight_ * draft_cost();
+  double cost = n_drafting() * draft_cost();
   for (int32_t n = 0; n <= max_; ++n) {
     cost += n_cut_to_[static_cast<size_t>(n)] * verify_cost(n);
   }
@@ -133,7 +138,7 @@ double DraftLength::drafting_us() const {
 }
 
 double DraftLength::draft_rate() const {
-  return weight_ > 0.0 ? tokens_ / drafting_us() : 0.0;
+  return n_drafts_ > 0 ? tokens_ / drafting_us() : 0.0;
 }
 
 double DraftLength::expected_tokens(const float *q, int32_t n_verified) const {
@@ -153,7 +158,7 @@ bool DraftLength::pays() const {
 
 // Cycles between probes while not drafting: what a probe loses, in plain cycles, over the budget.
 int64_t DraftLength::probe_interval() const {
-  const double loss = std::max(0.0, (drafting_us() * plain_rate() - tokens_) / weight_);
+  const double loss = std::max(0.0, (drafting_us() * plain_rate() - tokens_) / n_drafting());
   const auto interval = static_cast<int64_t>(loss / kProbeBudget);
   return std::clamp(interval * patience_, kMinProbeInterval, kMaxProbeInterval);
 }
@@ -251,7 +256,6 @@ void DraftLength::observe(const float *q, int32_t n_drafted, int32_t n_verified,
     n_cycles *= kRateDecay;
   }
   n_cut_to_[static_cast<size_t>(n_verified)] += 1.0;
-  weight_ = kRateDecay * weight_ + 1.0;
   // what came of it, and what was to be expected, which is less of a gamble but believes the drafter
   const double outcome = n_accepted + 1.0;
   tokens_ = kRateDecay * tokens_ + kOutcomeShare * outcome + (1.0 - kOutcomeShare) * expected_tokens(q, n_verified);

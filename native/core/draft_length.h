@@ -48,6 +48,7 @@ class DraftLength {
   double verify_cost(int32_t n_verified) const;
   double draft_cost() const;
   double plain_rate() const;
+  double n_drafting() const;
   double drafting_us() const;
   double draft_rate() const;
   double expected_tokens(const float *q, int32_t n_verified) const;
@@ -62,10 +63,9 @@ class DraftLength {
   std::vector<Cost> draft_;   // by length, [0] unused
   std::vector<Cost> verify_;  // by length
   std::array<Bin, 8> bins_;
-  // Decayed sums over the cycles that drafted: their number, by how much of the draft they verified, and in all; and
-  // the tokens they were expected to yield.
+  // Decayed sums over the cycles that drafted: their number, by how much of the draft they verified, and the tokens
+  // they yielded.
   std::vector<double> n_cut_to_;
-  double weight_ = 0.0;
   double tokens_ = 0.0;
   double used_length_ = 0.0;  // a decayed peak of the lengths verified
   int64_t n_drafts_ = 0;

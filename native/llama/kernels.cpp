@@ -47,22 +47,19 @@ std::string available_isas() {
   return names;
 }
 
-// What DF2_FORCE_ISA asks for, or what the CPU has.
+// What kernels may use. Throws for a DF2_FORCE_ISA that asks for what cannot be.
 uint32_t wanted_features(const std::string &forced) {
-  if (forced.empty()) {
-    return df2_cpu_features();
-  }
   uint32_t features = 0;
-  if (!df2_cpu_isa_features(forced.c_str(), &features)) {
+  if (!forced.empty() && !df2_cpu_isa_features(forced.c_str(), &features)) {
     throw Error(DF2_EINVAL, format("DF2_FORCE_ISA names '%s', which is no instruction set this library knows; this CPU "
                                    "has %s",
                                    forced.c_str(), available_isas().c_str()));
   }
-  if ((df2_cpu_features() & features) != features) {
+  if ((df2_cpu_features() & features) != features) {  // none are needed where none was named
     throw Error(DF2_EUNSUPPORTED, format("DF2_FORCE_ISA asks for '%s', but this CPU only has %s", forced.c_str(),
                                          available_isas().c_str()));
   }
-  return features;
+  return df2_cpu_allowed_features();
 }
 
 // Types whose weights are better left to ggml on this instruction set.

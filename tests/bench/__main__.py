@@ -285,7 +285,7 @@ def _settings(arguments: argparse.Namespace, kinds: list[str]) -> Settings:
         raise BenchError(
             "no drafter given",
             "--drafter DRAFTER.gguf, made with `pydflash2 convert`; for the default target "
-            "pydflash2/data/smollm2-135m-dflash2-q8_0.gguf; or --systems plain",
+            f"{environment.DEMO_DRAFTER}; or --systems plain",
         )
     return Settings(
         target=target.resolve(),

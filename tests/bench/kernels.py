@@ -20,9 +20,7 @@ from .errors import BenchError
 from .report import markdown_table
 
 FORMAT = 1  # of the JSON file; raised when a field changes its meaning
-_REPOSITORY = Path(__file__).resolve().parents[2]
 _PROGRAMS = Path("build") / "package" / "tests" / "native" / "bench"
-_DEMO_DRAFTER = Path("pydflash2") / "data" / "smollm2-135m-dflash2-q8_0.gguf"
 _LIMIT_S = 1800
 
 
@@ -113,7 +111,7 @@ def _bench(arguments: argparse.Namespace, passed_on: list[str]) -> int:
     op = _OPS[arguments.op]
     program = _program(op, arguments.program)
     if op.needs_drafter and "--drafter" not in passed_on:
-        passed_on = [*passed_on, "--drafter", str(_REPOSITORY / _DEMO_DRAFTER)]
+        passed_on = [*passed_on, "--drafter", str(environment.DEMO_DRAFTER)]
     limits, results, interference = _run(op, program, passed_on)
     result = {
         "format": FORMAT,
@@ -147,7 +145,7 @@ def machine_limits(program: Path, n_threads: int) -> dict[str, Any]:
 
 
 def _program(op: _Op, given: Path | None) -> Path:
-    program = given or _REPOSITORY / _PROGRAMS / op.program
+    program = given or environment.REPOSITORY / _PROGRAMS / op.program
     if not program.is_file():
         raise BenchError(
             f"{program} is not a file",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import pydflash2
+from tests.tools.terminal import output_in_a_terminal
 
 COMMAND = (sys.executable, "-m", "pydflash2")
 COMMANDS = ("demo", "generate", "chat", "convert", "inspect", "doctor")
@@ -42,26 +42,7 @@ def run(
 
 
 def run_in_terminal(folder: Path, *arguments: str, **environment: str) -> str:
-    """Output of a command whose stdin, stdout and stderr are a terminal."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=folder,
-        env={**os.environ, "TERM": "xterm-256color", **environment},
-    )
-    os.close(theirs)
-    output = b""
-    try:
-        while data := os.read(ours, 65536):
-            output += data
-    except OSError:
-        pass  # how Linux says that the other side is closed
-    os.close(ours)
-    assert process.wait(timeout=60) == 0, output.decode()
-    return output.decode()
+    return output_in_a_terminal([*COMMAND, *arguments], folder, environment)
 
 
 def assert_one_line_error(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ import pydflash2
 from pydflash2 import convert
 from pydflash2.cli import _convert_measure, _convert_text
 from tests.tools.prompts import questions
+from tests.tools.terminal import output_in_a_terminal
 
 COMMAND = (sys.executable, "-m", "pydflash2")
 TINY = ("tiny-plain", "tiny-window", "tiny-softcap", "tiny-v1")
@@ -342,23 +342,8 @@ def test_measure_counts_what_the_drafter_did(
 
 
 def test_measure_in_a_terminal(folder: Path, root: Path, tiny_target: Path) -> None:
-    ours, theirs = pty.openpty()
     arguments = [source(root), "--target", tiny_target, "--outfile", "made.gguf"]
-    process = subprocess.Popen(
-        [*MEASURE, "convert", *map(str, arguments), "--draft-vocab", "100", "--measure"],
-        stdout=theirs,
-        stderr=theirs,
-        cwd=folder,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"},
-    )
-    os.close(theirs)
-    output = b""
-    try:
-        while data := os.read(ours, 65536):
-            output += data
-    except OSError:
-        pass  # how Linux says that the other side is closed
-    os.close(ours)
-    assert process.wait(timeout=60) == 0, output.decode()
-    assert b"measuring" in output
-    assert b"draft vocabulary" in output
+    command = [*MEASURE, "convert", *map(str, arguments), "--draft-vocab", "100", "--measure"]
+    output = output_in_a_terminal(command, folder, {"COLUMNS": "100"})
+    assert "measuring" in output
+    assert "draft vocabulary" in output
