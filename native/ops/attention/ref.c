@@ -2,12 +2,14 @@
 #include "ops/common/vector_scalar.h"
 
 #define DF2_ISA ref
-#define DF2_GEMM_VECTORS 1
+#define DF2_KEY_ROWS 3
+#define DF2_PARTS_AT_ONCE 8
+#define DF2_VALUE_VECTORS 1
 #include "ops/attention/tile.inc"
 
 size_t df2_attention_workspace_bytes(int32_t n_rows, int32_t key_size, int32_t value_size) {
-  const size_t floats =
-      (size_t)TILE * (size_t)(key_size + value_size + DF2_GEMM_ROWS) + (size_t)n_rows * (size_t)key_size;
+  const int32_t larger = key_size > value_size ? key_size : value_size;
+  const size_t floats = (size_t)TILE * (size_t)larger + (size_t)n_rows * (size_t)(SPAN + key_size);
   return (floats * sizeof(float) + 63) / 64 * 64;
 }
 

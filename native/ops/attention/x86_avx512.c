@@ -1,5 +1,7 @@
 #include "ops/common/vector_avx512.h"
 
 #define DF2_ISA avx512
-#define DF2_GEMM_VECTORS 4
+#define DF2_KEY_ROWS 3
+#define DF2_PARTS_AT_ONCE 8
+#define DF2_VALUE_VECTORS 4
 #include "ops/attention/tile.inc"

@@ -24,6 +24,12 @@ DF2_VF vf_load(const float *values) {
 DF2_VF vf_loadu(const float *values) {
   return _mm256_loadu_ps(values);
 }
+/* A load that the compiler does not repeat for each use, at the expense of other loads. */
+DF2_VF vf_load_once(const float *values) {
+  vf loaded = vf_load(values);
+  __asm__("" : "+x"(loaded));
+  return loaded;
+}
 DF2_VOID vf_store(float *values, vf a) {
   _mm256_store_ps(values, a);
 }
@@ -82,25 +88,20 @@ DF2_VF vf_scale_by_power(vf a, vf shifted) {
 DF2_VF vf_zero_below(vf a, vf x, float bound) {
   return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_set1_ps(bound), _CMP_NLT_UQ), a);
 }
-DF2_VOID vf_transpose(vf r[8]) {
-  vf t[8];
-  for (int i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+/* Totals as in vector_avx512.h, of eight keys: part 2 m + i has the eight floats of key m + 4 i. */
+DF2_VF vf_pairs(const vf parts[4]) {
+  vf halves[2];
+  for (int i = 0; i < 2; ++i) {
+    const vf a = parts[2 * i], b = parts[2 * i + 1];
+    halves[i] = _mm256_add_ps(_mm256_blend_ps(a, b, 0xf0), _mm256_permute2f128_ps(a, b, 0x21));
   }
-  for (int i = 0; i < 8; i += 4) {
-    for (int h = 0; h < 2; ++h) {
-      r[i + 2 * h] = _mm256_shuffle_ps(t[i + h], t[i + 2 + h], 0x44);
-      r[i + 2 * h + 1] = _mm256_shuffle_ps(t[i + h], t[i + 2 + h], 0xee);
-    }
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x20);
-    t[4 + i] = _mm256_permute2f128_ps(r[i], r[4 + i], 0x31);
-  }
-  for (int i = 0; i < 8; ++i) {
-    r[i] = t[i];
-  }
+  const vf crossed = _mm256_blend_ps(halves[1], halves[0], 0xaa);
+  return _mm256_add_ps(_mm256_blend_ps(halves[0], halves[1], 0xaa), _mm256_permute_ps(crossed, 0xb1));
+}
+DF2_VF vf_totals(vf first_pairs, vf last_pairs) {
+  const __m256d a = _mm256_castps_pd(first_pairs), b = _mm256_castps_pd(last_pairs);
+  const __m256d straight = _mm256_blend_pd(a, b, 0xa);
+  return _mm256_add_ps(_mm256_castpd_ps(straight), _mm256_castpd_ps(_mm256_shuffle_pd(a, b, 0x5)));
 }
 
 #endif

@@ -25,6 +25,12 @@ DF2_VF vf_load(const float *values) {
 DF2_VF vf_loadu(const float *values) {
   return _mm512_loadu_ps(values);
 }
+/* A load that the compiler does not repeat for each use, at the expense of other loads. */
+DF2_VF vf_load_once(const float *values) {
+  vf loaded = vf_load(values);
+  __asm__("" : "+v"(loaded));
+  return loaded;
+}
 DF2_VOID vf_store(float *values, vf a) {
   _mm512_store_ps(values, a);
 }
@@ -86,33 +92,55 @@ DF2_VF vf_scale_by_power(vf a, vf shifted) {
 DF2_VF vf_zero_below(vf a, vf x, float bound) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(bound), _CMP_NLT_UQ), a);
 }
-/* The transpose of DF2_LANES x DF2_LANES floats, in place. */
-DF2_VOID vf_transpose(vf r[16]) {
-  vf t[16];
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+/* Eight floats, once for each half of the lanes. */
+DF2_VF vf_load_twice(const float *values) {
+  return _mm512_broadcast_f32x8(_mm256_load_ps(values));
+}
+/* Eight elements from each of two places, as float32: the first ones in the lower half of the lanes. */
+DF2_VF vf_load_two(const float *first, const float *second) {
+  return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(first)), _mm256_loadu_ps(second), 1);
+}
+static inline __attribute__((always_inline)) __m256i load_two_halves(const uint8_t *first, const uint8_t *second) {
+  const __m128i lower = _mm_loadu_si128((const __m128i *)first);
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(lower), _mm_loadu_si128((const __m128i *)second), 1);
+}
+DF2_VF vf_from_two_f16(const uint8_t *first, const uint8_t *second) {
+  return _mm512_cvtph_ps(load_two_halves(first, second));
+}
+DF2_VF vf_from_two_bf16(const uint8_t *first, const uint8_t *second) {
+  const __m512i words = _mm512_cvtepu16_epi32(load_two_halves(first, second));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+}
+DF2_VF vf_from_two_s8(const uint8_t *first, const uint8_t *second) {
+  const __m128i lower = _mm_loadl_epi64((const __m128i *)first);
+  const __m128i bytes = _mm_unpacklo_epi64(lower, _mm_loadl_epi64((const __m128i *)second));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+DF2_VF vf_set_two_f16(const uint8_t *first, const uint8_t *second) {
+  const __m256i lower = _mm256_set1_epi16((short)(first[0] | first[1] << 8));
+  const __m256i upper = _mm256_set1_epi16((short)(second[0] | second[1] << 8));
+  return _mm512_cvtph_ps(_mm256_blend_epi32(lower, upper, 0xf0));
+}
+/* Totals of the eight floats that each of 16 keys has in eight vectors, its parts: part 2 m + i has those of key
+ * m + 4 i and, in its upper half, of key m + 4 i + 8. First halves are added, then neighbours: (0 + 1) + (2 + 3).
+ *
+ * vf_pairs: of four parts, the sums of two floats. What is added never lies in the same lanes of two vectors; blends,
+ * which most units can do, leave one shuffle per addition. */
+DF2_VF vf_pairs(const vf parts[4]) {
+  vf halves[2];
+  for (int i = 0; i < 2; ++i) {
+    const vf a = parts[2 * i], b = parts[2 * i + 1];
+    const vf crossed = _mm512_mask_blend_ps(0xf0f0, b, a);
+    halves[i] = _mm512_add_ps(_mm512_mask_blend_ps(0xf0f0, a, b), _mm512_shuffle_f32x4(crossed, crossed, 0xb1));
   }
-  for (int i = 0; i < 16; i += 4) {
-    for (int h = 0; h < 2; ++h) {
-      const __m512d low = _mm512_castps_pd(t[i + h]);
-      const __m512d high = _mm512_castps_pd(t[i + 2 + h]);
-      r[i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
-      r[i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
-    }
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88);
-    t[4 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88);
-    t[8 + i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xdd);
-    t[12 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xdd);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xdd);
-    r[4 + i] = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x88);
-    r[12 + i] = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xdd);
-  }
+  const vf crossed = _mm512_mask_blend_ps(0xaaaa, halves[1], halves[0]);
+  return _mm512_add_ps(_mm512_mask_blend_ps(0xaaaa, halves[0], halves[1]), _mm512_permute_ps(crossed, 0xb1));
+}
+/* Of parts 0 to 3 and of parts 4 to 7. */
+DF2_VF vf_totals(vf first_pairs, vf last_pairs) {
+  const __m512d a = _mm512_castps_pd(first_pairs), b = _mm512_castps_pd(last_pairs);
+  const __m512d straight = _mm512_mask_blend_pd(0xaa, a, b);
+  return _mm512_add_ps(_mm512_castpd_ps(straight), _mm512_castpd_ps(_mm512_shuffle_pd(a, b, 0x55)));
 }
 
 #endif

@@ -24,6 +24,9 @@ DF2_VF vf_set2(float lower, float upper) {
 DF2_VF vf_load(const float *values) {
   return (vf){{vld1q_f32(values), vld1q_f32(values + 4)}};
 }
+DF2_VF vf_load_once(const float *values) {
+  return vf_load(values);
+}
 DF2_VF vf_loadu(const float *values) {
   return vf_load(values);
 }
@@ -99,25 +102,19 @@ DF2_VF vf_zero_below(vf a, vf x, float bound) {
   }
   return a;
 }
-DF2_VOID transpose_quarter(vf *rows, const int part) {
-  const float32x4_t a = rows[0].part[part], b = rows[1].part[part], c = rows[2].part[part], d = rows[3].part[part];
-  const float64x2_t ab_even = vreinterpretq_f64_f32(vtrn1q_f32(a, b)), ab_odd = vreinterpretq_f64_f32(vtrn2q_f32(a, b));
-  const float64x2_t cd_even = vreinterpretq_f64_f32(vtrn1q_f32(c, d)), cd_odd = vreinterpretq_f64_f32(vtrn2q_f32(c, d));
-  rows[0].part[part] = vreinterpretq_f32_f64(vzip1q_f64(ab_even, cd_even));
-  rows[1].part[part] = vreinterpretq_f32_f64(vzip1q_f64(ab_odd, cd_odd));
-  rows[2].part[part] = vreinterpretq_f32_f64(vzip2q_f64(ab_even, cd_even));
-  rows[3].part[part] = vreinterpretq_f32_f64(vzip2q_f64(ab_odd, cd_odd));
-}
-DF2_VOID vf_transpose(vf r[8]) {
-  transpose_quarter(r, 0);
-  transpose_quarter(r, 1);
-  transpose_quarter(r + 4, 0);
-  transpose_quarter(r + 4, 1);
-  for (int i = 0; i < 4; ++i) {
-    const float32x4_t upper_right = r[i].part[1];
-    r[i].part[1] = r[4 + i].part[0];
-    r[4 + i].part[0] = upper_right;
+/* Totals as in vector_avx512.h, of eight keys: part 2 m + i has the eight floats of key m + 4 i. Pairs lie as vpaddq
+ * leaves them, not as vf_pairs of x86 does. */
+DF2_VF vf_pairs(const vf parts[4]) {
+  vf pairs;
+  for (int i = 0; i < 2; ++i) {
+    pairs.part[i] = vpaddq_f32(vaddq_f32(parts[i].part[0], parts[i].part[1]),
+                               vaddq_f32(parts[2 + i].part[0], parts[2 + i].part[1]));
   }
+  return pairs;
+}
+DF2_VF vf_totals(vf first_pairs, vf last_pairs) {
+  return (vf){
+      {vpaddq_f32(first_pairs.part[0], last_pairs.part[0]), vpaddq_f32(first_pairs.part[1], last_pairs.part[1])}};
 }
 
 #endif

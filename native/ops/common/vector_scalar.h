@@ -20,6 +20,9 @@ static inline vf vf_set2(float lower, float upper) {
 static inline vf vf_load(const float *values) {
   return *values;
 }
+static inline vf vf_load_once(const float *values) {
+  return *values;
+}
 static inline vf vf_loadu(const float *values) {
   return *values;
 }
@@ -95,8 +98,11 @@ static inline vf vf_scale_by_power(vf a, vf shifted) {
 static inline vf vf_zero_below(vf a, vf x, float bound) {
   return x < bound ? 0.0f : a;
 }
-static inline void vf_transpose(vf *r) {
-  (void)r;
+static inline vf vf_pairs(const vf parts[4]) {
+  return (parts[0] + parts[1]) + (parts[2] + parts[3]);
+}
+static inline vf vf_totals(vf first_pairs, vf last_pairs) {
+  return first_pairs + last_pairs;
 }
 
 #endif
