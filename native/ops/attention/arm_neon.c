@@ -1,7 +1,7 @@
 #include "ops/common/vector_neon.h"
 
 #define DF2_ISA neon
-#define DF2_KEY_ROWS 3
+#define DF2_KEY_ROWS 2
 #define DF2_PARTS_AT_ONCE 4
 #define DF2_VALUE_VECTORS 2
 #include "ops/attention/tile.inc"
