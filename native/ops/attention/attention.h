@@ -7,8 +7,9 @@
  *
  * Keys come in spans of DF2_ATTENTION_SPAN, counted from key 0. A span gives each row a partial result: the largest
  * score m, the sum l of exp(s - m) and the vector o of sums of exp(s - m) v; partial results are merged in the order of
- * their spans. Inside a span the same happens tile by tile (64 keys), with sums in a fixed order. A row's result is
- * therefore the same bits whichever rows it is computed with, on however many threads, and on every instruction set.
+ * their spans. Tiles of 64 keys that no row sees are left out. All sums have a fixed order (keys.inc, values.inc). A
+ * row's result is therefore the same bits whichever rows it is computed with, on however many threads, and on every
+ * instruction set.
  * Keys that are masked with minus infinity add nothing, so it does not depend on padding either; but their values are
  * multiplied, with zero, so caches must be finite throughout, as llama.cpp's are. A query with a NaN gets NaNs.
  *
