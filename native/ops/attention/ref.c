@@ -3,6 +3,7 @@
 
 #define DF2_ISA ref
 #define DF2_KEY_ROWS 3
+#define DF2_DIRECT_ROWS 6
 #define DF2_PARTS_AT_ONCE 8
 #define DF2_VALUE_VECTORS 1
 #include "ops/attention/tile.inc"
