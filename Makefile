@@ -36,7 +36,7 @@ test: $(VENV)/.tools $(VENV)/.target
 lint: $(VENV)/.tools
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy pydflash2 convert
+	$(PY) -m mypy pydflash2 convert tests/bench
 	$(PY) scripts/generate_cdef.py --check
 	$(VENV)/bin/clang-format --dry-run -Werror $(C_SOURCES)
 

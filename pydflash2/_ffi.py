@@ -16,7 +16,7 @@ import os
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import cffi
 
@@ -82,6 +82,19 @@ def library_path() -> Path:
             installed = Path(str(distribution("pydflash2").locate_file(f"pydflash2/lib/{name}")))
             return installed if installed.is_file() else path
     return path
+
+
+class Uncopyable:
+    """Base of what stands for memory of the native library. A copy would free it a second time, or
+    go on using it after the original has freed it."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """What copy, deepcopy and pickle ask for."""
+        name = type(self).__name__
+        raise TypeError(
+            f"a {name} cannot be copied or pickled, because it stands for memory of the native "
+            f"library: pass the {name} itself around, or make another one with the same arguments"
+        )
 
 
 @functools.lru_cache(maxsize=1)

@@ -11,6 +11,7 @@ import llama_cpp
 from typing_extensions import Unpack
 
 from pydflash2._chat import ChatTemplate, Message
+from pydflash2._ffi import Uncopyable
 from pydflash2._generation import Chunk, FinishReason, generate_chunks
 from pydflash2._llama_cpp import PENALTY_WINDOW, Sampler, set_log
 from pydflash2._options import GenerateOptions, Options
@@ -42,7 +43,7 @@ class Completion:
     stats: Stats
 
 
-class Llama:
+class Llama(Uncopyable):
     """A target, and a drafter that makes it faster. Made by load() or attach(). One thread at a
     time.
 

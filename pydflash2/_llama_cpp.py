@@ -14,7 +14,7 @@ from typing import Any
 
 import llama_cpp
 
-from pydflash2._ffi import check, ffi, library
+from pydflash2._ffi import Uncopyable, check, ffi, library
 from pydflash2._options import encode_text
 from pydflash2.errors import InvalidArgumentError, OutOfMemoryError
 
@@ -22,7 +22,7 @@ PENALTY_WINDOW = 64
 """Tokens a repeat penalty looks back on, as llama.cpp's own tools do."""
 
 
-class Vocab:
+class Vocab(Uncopyable):
     """The tokenizer of the model behind a context. Borrowed: valid while the context is. Any
     thread."""
 
@@ -106,7 +106,7 @@ def context_length(context: int) -> int:
     return int(llama_cpp.llama_n_ctx_seq(context))
 
 
-class Sampler:
+class Sampler(Uncopyable):
     """A llama.cpp sampler chain. Owned: freed by close() or with the object. One thread at a
     time."""
 

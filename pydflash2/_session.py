@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pydflash2._exit import native_call
-from pydflash2._ffi import address, check, ffi, library
+from pydflash2._ffi import Uncopyable, address, check, ffi, library
 from pydflash2._kernels import kernels_option
 from pydflash2._llama_cpp import Sampler, Vocab, context_length, quiet_log_by_default
 from pydflash2._options import require_int
@@ -40,7 +40,7 @@ def _free(free: Any, pointer: Any, needs: tuple[object, ...]) -> None:
     free(pointer)
 
 
-class _Handle:
+class _Handle(Uncopyable):
     """Owns one C object. Subclasses set it with _own and read it with _pointer."""
 
     _finalizer: weakref.finalize[..., Any]

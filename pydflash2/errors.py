@@ -23,7 +23,8 @@ __all__ = [
 
 
 class Dflash2Error(Exception):
-    """Base of all exceptions this package raises on purpose."""
+    """Base of all exceptions this package raises on purpose, except the TypeError for copying or
+    pickling an object that stands for native memory."""
 
 
 class InvalidArgumentError(Dflash2Error, ValueError):

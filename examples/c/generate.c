@@ -10,8 +10,6 @@
 #include "dflash2.h"
 #include "llama.h"
 
-enum { MAX_PROMPT = 4096 };
-
 static void check(int32_t status) {
   if (status != DF2_OK) {
     fprintf(stderr, "error: %s (%s)\n", df2_error_last(), df2_status_name(status));
@@ -29,6 +27,27 @@ static int32_t read_count(const char *text) {
 
 static void no_log(enum ggml_log_level level, const char *text, void *payload) {
   (void)level, (void)text, (void)payload;
+}
+
+/* The prompt's tokens, for the caller to free. */
+static int32_t *tokenize(const df2_target *target, const char *text, int32_t *n_tokens) {
+  const int32_t n_bytes = (int32_t)strlen(text);
+  check(df2_target_tokenize(target, text, n_bytes, true, true, NULL, 0, n_tokens));
+  const int32_t n_ctx = (int32_t)llama_n_ctx(df2_target_context(target));
+  if (*n_tokens > n_ctx) {
+    fprintf(stderr,
+            "error: the prompt has %d tokens and the context holds %d: shorten the prompt, or give "
+            "df2_target_open options with a larger n_ctx\n",
+            *n_tokens, n_ctx);
+    exit(1);
+  }
+  int32_t *tokens = malloc(((size_t)*n_tokens + 1) * sizeof(*tokens)); /* one more: an empty prompt has none */
+  if (tokens == NULL) {
+    fprintf(stderr, "error: no memory for the prompt: shorten it\n");
+    exit(1);
+  }
+  check(df2_target_tokenize(target, text, n_bytes, true, true, tokens, *n_tokens, n_tokens));
+  return tokens;
 }
 
 static void print_token(const struct llama_vocab *vocab, int32_t token) {
@@ -55,9 +74,10 @@ int main(int argc, char **argv) {
   check(df2_session_create(&session, target, drafter, NULL));
 
   const struct llama_vocab *vocab = llama_model_get_vocab(llama_get_model(df2_target_context(target)));
-  int32_t prompt[MAX_PROMPT];
-  const int32_t n_prompt = llama_tokenize(vocab, argv[3], (int32_t)strlen(argv[3]), prompt, MAX_PROMPT, true, true);
+  int32_t n_prompt = 0;
+  int32_t *prompt = tokenize(target, argv[3], &n_prompt);
   check(df2_session_prefill(session, prompt, n_prompt));
+  free(prompt);
 
   df2_step_result result = {0};
   while (n_left > 0 && !result.is_end) {

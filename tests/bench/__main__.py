@@ -153,7 +153,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     )
     folder = arguments.out or _RESULTS / f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
     folder.mkdir(parents=True, exist_ok=True)
-    _warn_if_busy()
+    environment.warn_if_busy()
     try:
         _run_all(experiment, systems, list(zip(chosen, rendered, strict=True)), tools, folder)
         experiment.is_complete = True
@@ -308,19 +308,6 @@ def _check_room(n_needed: int, settings: Settings, trained: int | None) -> None:
         raise BenchError(
             f"prompt and answer need {n_needed} tokens, the target was trained on {trained}",
             "a smaller --context or --tokens",
-        )
-
-
-def _warn_if_busy() -> None:
-    """Looks for a second whether others are computing, and says so; stopping is your choice."""
-    interference = environment.Interference()
-    time.sleep(1)
-    busy = interference.foreign_seconds()
-    if busy is not None and busy > 0.2:
-        print(
-            f"warning: other processes use {busy:.1f} cores now; the numbers will be noisy. "
-            "Best run this on an idle machine.",
-            file=sys.stderr,
         )
 
 

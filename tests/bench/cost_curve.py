@@ -146,6 +146,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         or Path("build") / "bench" / f"cost-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
     )
     folder.mkdir(parents=True, exist_ok=True)
+    environment.warn_if_busy()
     is_complete = False
     try:
         for case in cases:

@@ -95,6 +95,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         or Path("build") / "bench" / f"draft-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
     )
     folder.mkdir(parents=True, exist_ok=True)
+    environment.warn_if_busy()
     try:
         _run_all(experiment, files, settings, rendered, tools, program, folder)
         experiment.is_complete = True

@@ -9,14 +9,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from .draft_floor import Draft, Floor, Limits, Matrix, floor
-from .report import markdown_table
+from .report import markdown_table, print_whole
 from .systems import OURS, UPSTREAM
 
 if TYPE_CHECKING:
     from .draft import Experiment
 
 _COLUMNS = ("n", "system", "draft, ms", "ratio", "fed, ms", "ratio", "read", "mult.", "x floor")
-_WIDTH = 100
 LEGEND = (
     "n: tokens drafted per cycle. draft: milliseconds per cycle, median of the rounds; smallest "
     "and largest in brackets. llama.cpp's is what its log gives: block and selection, without "
@@ -250,16 +249,15 @@ def show(rows: Sequence[DraftRow], lines: Sequence[str]) -> None:
     except ImportError:
         print(markdown(rows, lines))
         return
-    # Cells cut off with dots say nothing: rather let a narrow terminal wrap whole lines.
-    console = Console(width=max(Console().width, _WIDTH))
+    console = Console()
     for line in lines:
         console.print(line, highlight=False, markup=False)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in _COLUMNS:
-        table.add_column(name, justify="left" if name == "system" else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name == "system" else "right")
     for before, row in zip([None, *rows], rows, strict=False):
         if before is not None and before.n_draft != row.n_draft:
             table.add_section()
         table.add_row(*_cells(row))
-    console.print(table)
+    print_whole(table)
     console.print(LEGEND, highlight=False, markup=False)

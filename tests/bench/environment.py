@@ -8,6 +8,8 @@ import os
 import platform
 import resource
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,19 @@ class Interference:
         if busy is None or self._busy is None:
             return None
         return max(0.0, (busy - self._busy) - (_children_seconds() - self._own))
+
+
+def warn_if_busy() -> None:
+    """Looks for a second whether others are computing, and says so; stopping is your choice."""
+    interference = Interference()
+    time.sleep(1)
+    busy = interference.foreign_seconds()
+    if busy is not None and busy > 0.2:
+        print(
+            f"warning: other processes use {busy:.1f} cores now; the numbers will be noisy. "
+            "Best run this on an idle machine.",
+            file=sys.stderr,
+        )
 
 
 def _busy_seconds() -> float | None:

@@ -112,6 +112,7 @@ def _bench(arguments: argparse.Namespace, passed_on: list[str]) -> int:
     program = _program(op, arguments.program)
     if op.needs_drafter and "--drafter" not in passed_on:
         passed_on = [*passed_on, "--drafter", str(environment.DEMO_DRAFTER)]
+    environment.warn_if_busy()
     limits, results, interference = _run(op, program, passed_on)
     result = {
         "format": FORMAT,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .summary import Row
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _COLUMNS = (
     "system",
@@ -20,7 +23,7 @@ _COLUMNS = (
     "outside models",
     "text",
 )
-_WIDTH = 140
+_ANY_WIDTH = 10_000  # columns: more than any table has
 _LEGEND = (
     "tokens/s: all generated tokens over all decoding time of the group; median of the repeats, "
     "smallest and largest in brackets. "
@@ -158,6 +161,14 @@ def _context(result: dict[str, Any]) -> str:
     return f"{span}, {n_context} of them filler ahead of the question" if n_context else span
 
 
+def print_whole(table: Table) -> None:
+    """Prints a table as wide as it is. Cells cut off with dots say nothing: rather let a narrow
+    terminal wrap whole lines."""
+    from rich.console import Console
+
+    Console(width=_ANY_WIDTH).print(table)
+
+
 def show(rows: Sequence[Row], result: dict[str, Any]) -> None:
     """Prints the tables on the terminal; without rich, as Markdown."""
     try:
@@ -167,17 +178,16 @@ def show(rows: Sequence[Row], result: dict[str, Any]) -> None:
     except ImportError:
         print(markdown(rows, result))
         return
-    # Cells cut off with dots say nothing: rather let a narrow terminal wrap whole lines.
-    console = Console(width=max(Console().width, _WIDTH))
+    console = Console()
     for line in facts(result):
         console.print(line, highlight=False, markup=False)
     for group, mine in _groups(rows).items():
         table = Table(title=group, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for index, name in enumerate(_COLUMNS):
-            table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index < 12)
+            table.add_column(name, justify="left" if index == 0 else "right")
         for row in mine:
             table.add_row(*_cells(row))
-        console.print(table)
+        print_whole(table)
     for line in _differences(result):
         console.print(line, highlight=False, markup=False)
     console.print(_LEGEND, highlight=False, markup=False)

@@ -6,8 +6,11 @@ Needs no model and no build. The log lines have the wording of the llama.cpp ver
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from tests.bench import environment, report
 from tests.bench.errors import BenchError
 from tests.bench.summary import Best, Record, Reference, best, compare, summarise
 from tests.bench.systems import (
@@ -147,3 +150,36 @@ def test_best_rows_are_compared() -> None:
     ]
     assert best(summarise(records)) == [Best("questions", "pydflash2 n=3", "llama.cpp n=1", 2.0)]
     assert best(summarise(records[:2])) == []
+
+
+def test_a_narrow_terminal_and_a_file_get_whole_tables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [_run([7, 9], decode_s=seconds) for seconds in (0.01234, 0.0456)]
+    system = System(OURS, -1)
+    records = [_record(System(PLAIN, 0), run, repeat) for repeat, run in enumerate(runs)]
+    records += [_record(system, run, repeat) for repeat, run in enumerate(runs)]
+    difference = compare(runs[0], REFERENCE)
+    rows = summarise([replace(record, difference=difference) for record in records])
+    (row,) = (row for row in rows if row.system == system.name)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(report, "facts", lambda result: [])
+    report.show(rows, {"runs": []})
+    (line,) = (
+        line for line in capsys.readouterr().out.splitlines() if line.strip().startswith(row.system)
+    )
+    assert "\N{HORIZONTAL ELLIPSIS}" not in line
+    assert line.split() == " ".join(report._cells(row)).split()
+
+
+@pytest.mark.parametrize(("busy", "warns"), [(None, False), (0.1, False), (1.5, True)])
+def test_a_busy_machine_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    busy: float | None,
+    warns: bool,
+) -> None:
+    monkeypatch.setattr(environment.Interference, "foreign_seconds", lambda self: busy)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    environment.warn_if_busy()
+    assert ("other processes use 1.5 cores" in capsys.readouterr().err) == warns

@@ -22,6 +22,11 @@ def blocks(document: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.M | re.S)
 
 
+def promised(code: str) -> list[str]:
+    """What print() calls print, according to the comments beside them."""
+    return re.findall(r"^ *print\(.*\)  # (.+)$", code, re.M)
+
+
 PYTHON = [(document.name, code) for document in DOCUMENTS for code in blocks(document, "python")]
 
 
@@ -32,27 +37,41 @@ def test_python(name: str, code: str, tmp_path: Path, smollm_target: Path) -> No
     )
     assert run.returncode == 0, run.stderr
     assert "acceptance length" in run.stdout
+    printed = {line.strip() for line in run.stdout.splitlines()}
+    assert printed.issuperset(promised(code))
 
 
 def test_there_are_python_examples() -> None:
     assert {"README.md", "quickstart.md"} <= {name for name, _ in PYTHON}
+    assert any(promised(code) for _, code in PYTHON)
 
 
-def test_c(tmp_path: Path, smollm_target: Path, smollm_drafter: Path) -> None:
-    """The README's C program, built with a plain compiler against the installed package."""
-    (code,) = blocks(ROOT / "README.md", "c")
-    (tmp_path / "main.c").write_text(code)
+LLAMA = Path(llama_cpp.__file__).parent
+WITH_LLAMA = [f"-I{LLAMA.parent / 'include'}", f"-L{LLAMA / 'lib'}", "-lllama"]
+WITH_LLAMA += [f"-Wl,-rpath,{LLAMA / 'lib'}"]
+
+
+def compiled(source: Path, folder: Path, *options: str) -> Path:
+    """The program of a C source, built with a plain compiler against the installed package."""
     package = Path(pydflash2.__file__).parent
-    libraries = Path(llama_cpp.__file__).parent / "lib"
     library = Path(os.environ.get("DFLASH2_LIBRARY", package / "lib" / "libdflash2.so"))
     compiler = shutil.which("cc")
     assert compiler is not None
-    command = [compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", "main.c", "-o", "main"]
-    command += [f"-I{ROOT / 'native' / 'include'}", str(library)]
-    command += [f"-Wl,-rpath,{library.parent}", f"-Wl,-rpath-link,{libraries}"]
-    subprocess.run(command, cwd=tmp_path, check=True)
+    program = folder / source.stem
+    command = [compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", source, "-o", program]
+    command += [f"-I{ROOT / 'native' / 'include'}", library, *options]
+    command += [f"-Wl,-rpath,{library.parent}", f"-Wl,-rpath-link,{LLAMA / 'lib'}"]
+    subprocess.run(command, check=True)
+    return program
+
+
+def test_c(tmp_path: Path, smollm_target: Path, smollm_drafter: Path) -> None:
+    """The README's C program."""
+    (code,) = blocks(ROOT / "README.md", "c")
+    (tmp_path / "main.c").write_text(code)
+    program = compiled(tmp_path / "main.c", tmp_path)
     run = subprocess.run(
-        [tmp_path / "main", smollm_target, smollm_drafter],
+        [program, smollm_target, smollm_drafter],
         capture_output=True,
         text=True,
         timeout=300,
@@ -62,6 +81,23 @@ def test_c(tmp_path: Path, smollm_target: Path, smollm_drafter: Path) -> None:
     with pydflash2.load(smollm_target) as llm:
         expected = llm.generate([504, 3575, 282, 4649, 314], max_tokens=8).tokens
     assert [int(token.rstrip("*")) for token in run.stdout.split()][:8] == list(expected)
+
+
+def test_c_example_refuses_a_long_prompt(
+    tmp_path: Path, tiny_target: Path, tiny_drafter: Path
+) -> None:
+    """The tiny target has a token per character and a context of 512."""
+    program = compiled(ROOT / "examples" / "c" / "generate.c", tmp_path, *WITH_LLAMA)
+    for n_tokens, message in ((512, ""), (513, "513 tokens"), (5000, "5000 tokens")):
+        run = subprocess.run(
+            [program, tiny_target, tiny_drafter, n_tokens * "a", "1"],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert run.returncode == (1 if message else 0), run.stderr
+        assert message in run.stderr
+        assert bool(message) == ("the context holds 512: shorten the prompt" in run.stderr)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +228,19 @@ def test_a_shared_drafter_stays_open(tiny_target: Path, tiny_drafter: Path) -> N
         pydflash2.load(tiny_target, drafter, n_ctx=256).close()
         assert not drafter.is_closed
         assert drafter.info.block_size == 8
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_handles_cannot_be_copied(
+    tiny: pydflash2.Llama, tiny_drafter: Path, duplicate: Callable[[Any], Any]
+) -> None:
+    with pydflash2.Drafter(tiny_drafter) as drafter:
+        for handle in (tiny, tiny.target, tiny.target.vocab, tiny.session, drafter):
+            name = type(handle).__name__
+            with pytest.raises(TypeError, match=f"a {name} cannot be copied.*make another one"):
+                duplicate(handle)
+        assert drafter.info.block_size == 8
+    assert len(tiny.generate([5, 6, 7], max_tokens=3).tokens) == 3
 
 
 def test_attach_takes_llama_cpp_python_models_only() -> None:

@@ -30,7 +30,7 @@ def prompt(smollm: pydflash2.Llama) -> list[int]:
 
 @pytest.fixture(scope="module")
 def reference(smollm: pydflash2.Llama, prompt: list[int]) -> pydflash2.Completion:
-    """80 tokens, greedy."""
+    """Up to 80 tokens, greedy."""
     return smollm.generate(prompt, max_tokens=80)
 
 
@@ -81,8 +81,8 @@ def test_a_stream_is_the_same_text(
     assert "".join(chunk.text for chunk in chunks) == reference.text
     assert tuple(t for chunk in chunks for t in chunk.tokens) == reference.tokens
     assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
-    assert chunks[-1].finish_reason == "length"
-    assert len(chunks) < 80  # several tokens came at once
+    assert chunks[-1].finish_reason == reference.finish_reason
+    assert len(chunks) < len(reference.tokens)  # several tokens came at once
     assert sum(chunk.n_accepted for chunk in chunks) == smollm.stats().n_accepted
     for chunk in chunks:
         assert sum(piece.is_drafted for piece in chunk.pieces) <= chunk.n_accepted
