@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydflash2._ffi import check, ffi, library, text
+from pydflash2.errors import InvalidArgumentError
 
 KernelState = Literal["unknown", "active", "late", "disabled", "unsupported", "failed"]
 
@@ -58,6 +59,8 @@ def _states() -> dict[int, Any]:
 
 
 def kernels_option(wanted: bool) -> int:
-    """A df2_kernels."""
+    """A df2_kernels. InvalidArgumentError if wanted is not a bool."""
+    if not isinstance(wanted, bool):
+        raise InvalidArgumentError(f"kernels must be True or False, not {wanted!r}")
     names = ffi.typeof("df2_kernels").relements
     return int(names["DF2_KERNELS_DEFAULT" if wanted else "DF2_KERNELS_OFF"])

@@ -85,7 +85,8 @@ def require_int(name: str, value: object, low: int, high: int | None) -> None:
     int32's)."""
     limit = 2**31 - 1 if high is None else high
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= limit:
-        bounds = f"at least {low}" if high is None else f"{low} .. {high}"
+        is_too_large = isinstance(value, int) and value > limit
+        bounds = f"at least {low}" if high is None and not is_too_large else f"{low} .. {limit}"
         raise InvalidArgumentError(f"{name} must be an integer of {bounds}, not {value!r}")
 
 

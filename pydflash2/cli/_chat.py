@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pydflash2.cli import _arguments, _generate, _terminal
-from pydflash2.errors import ContextFullError
+from pydflash2.errors import ContextFullError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from pydflash2 import GenerateOptions, Llama
@@ -100,6 +100,10 @@ class _Conversation:
             return
         except ContextFullError as error:
             self.status.print(f"{error}; or start over with /reset")
+            del self._messages[n_before:]
+            return
+        except InvalidArgumentError as error:  # bytes that are no text, from a pipe
+            self.status.print(f"{error}; the question is forgotten", markup=False)
             del self._messages[n_before:]
             return
         self._messages.append({"role": "assistant", "content": self._llm.detokenize(meter.tokens)})

@@ -118,6 +118,20 @@ def test_chat(folder: Path, smollm_target: Path) -> None:
     assert ">" not in done.stdout
 
 
+def test_chat_survives_bytes_that_are_no_text(folder: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "chat", "-n", "4"],
+        input=b"\xff\xfe\nhi\n",
+        capture_output=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:surrogateescape"},
+        timeout=300,
+    )
+    assert done.returncode == 0
+    assert b"not valid Unicode text" in done.stderr
+    assert done.stdout.strip()  # the answer to the second question
+
+
 def test_chat_survives_a_question_that_does_not_fit(folder: Path, smollm_target: Path) -> None:
     questions = "long " * 400 + "\nWhat is the capital of France? One sentence.\n"
     done = run(folder, "chat", "-n", "30", "-c", "256", stdin=questions)

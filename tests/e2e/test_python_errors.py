@@ -80,6 +80,8 @@ def test_a_drafter_of_another_version(tiny_target: Path, tiny_drafters: dict[str
         ("n_draft", "many"),
         ("window", 0),
         ("cache_type", "q8"),
+        ("kernels", "no"),
+        ("n_ctx", 5_000_000_000),
     ],
 )
 def test_options_out_of_range(tiny_target: Path, tiny_drafter: Path, name: str, value: Any) -> None:
