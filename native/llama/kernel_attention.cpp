@@ -296,7 +296,7 @@ class Worker {
 }  // namespace
 
 bool AttentionTraits::supports(const ggml_tensor *op) const {
-  if (kernel_ == nullptr || op->op != GGML_OP_FLASH_ATTN_EXT) {
+  if (kernel_ == nullptr || op->op != GGML_OP_FLASH_ATTN_EXT || ggml_is_empty(op)) {
     return false;
   }
   const ggml_tensor *q = op->src[0];

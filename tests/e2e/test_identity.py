@@ -5,7 +5,9 @@ on however many threads, and however its prompt was cut into batches (tests/pari
 logits). docs/identity.md lists what is promised.
 
 By default a sample; DFLASH2_FULL=1 runs 200 prompts of 128 tokens in four quantisations, and 20
-prompts after 4,000 tokens of context, each on 1 and 2 threads (about an hour).
+prompts after 4,000 tokens of context, each on 1 and 2 threads (about an hour). With
+DFLASH2_SLIDING_TARGET=FILE, the model with a sliding window is that one, such as Gemma 3, instead
+of a tiny random one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import pytest
 
 import pydflash2
 from tests.bench.quantise import requantised
+from tests.tools.bigram_drafter import write_bigram_drafter
 from tests.tools.prompts import questions
+from tests.tools.tiny_targets import write_tiny_target
 
 IS_FULL = os.environ.get("DFLASH2_FULL") == "1"
 TYPES = ["Q4_1", "Q4_0", "Q4_K_M", "Q8_0"] if IS_FULL else ["Q4_1", "Q4_K_M"]
@@ -112,3 +116,30 @@ def test_the_batch_of_the_prompt_does_not_matter(smollm_target: Path, smollm_dra
         ):
             found.append(texts(target, drafter, 7, prompts))
     assert found[0] == found[1] == found[2]
+
+
+def test_texts_with_a_sliding_window(tiny_target: Path, tmp_path: Path) -> None:
+    given = os.environ.get("DFLASH2_SLIDING_TARGET")
+    if given is None:
+        model = write_tiny_target(tmp_path / "gemma3.gguf", "gemma3", tokenizer_from=tiny_target)
+        prompts = [[6 + (i * 37 + n) % 150 for i in range(40)] for n in range(4)]
+    else:
+        model = Path(given)
+        with pydflash2.load(model, n_ctx=512) as llm:
+            prompts = [llm.tokenize(question) for question in questions(N_PROMPTS)]
+        filler = [token for prompt in prompts for token in prompt] * 30
+        prompts += [filler[:2000] + prompt for prompt in prompts[:N_LONG_PROMPTS]]
+    expected: list[list[int]] | None = None
+    for n_threads in THREADS:
+        with pydflash2.Target(model, n_ctx=2560, n_threads=n_threads) as target:
+            if expected is None:
+                expected = texts(target, None, 0, prompts)
+                path = write_bigram_drafter(
+                    tmp_path / "drafter.gguf", expected, target=model, n_vocab=target.vocab.n_tokens
+                )
+            with (
+                pydflash2.Drafter(path) as drafter,
+                pydflash2.Session(target, drafter, n_draft=7, ignore_end=True) as session,
+            ):
+                assert [generate(session, prompt) for prompt in prompts] == expected, n_threads
+                assert session.stats().n_accepted > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,8 +52,16 @@ class TinyDrafter:
     seed: int = 1
 
 
-def write_tiny_drafter(path: Path, shape: TinyDrafter, *, target: Path) -> Path:
-    """Write a float32 drafter for `target`, with its tokenizer. Returns `path`."""
+def write_tiny_drafter(
+    path: Path,
+    shape: TinyDrafter,
+    *,
+    target: Path,
+    change: Callable[[dict[str, Weights]], None] = lambda tensors: None,
+) -> Path:
+    """Write a float32 drafter for `target`, with its tokenizer. Returns `path`.
+
+    change: may set tensors to something else than random weights."""
     if not shape.extras <= EXTRAS:
         raise ValueError(f"unknown extras: {sorted(shape.extras - EXTRAS)}")
     source = GGUFReader(target)
@@ -61,8 +69,11 @@ def write_tiny_drafter(path: Path, shape: TinyDrafter, *, target: Path) -> Path:
     _write_keys(writer, shape)
     n_vocab = _copy_tokenizer(writer, source)
     writer.add_uint32("tokenizer.ggml.mask_token_id", shape.mask_token)
-    n_embd_target = int(source.fields["llama.embedding_length"].contents())
-    for name, values in _tensors(shape, n_vocab, n_embd_target).items():
+    architecture = source.fields["general.architecture"].contents()
+    n_embd_target = int(source.fields[f"{architecture}.embedding_length"].contents())
+    tensors = _tensors(shape, n_vocab, n_embd_target)
+    change(tensors)
+    for name, values in tensors.items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -11,7 +11,8 @@
  * row's result is therefore the same bits whichever rows it is computed with, on however many threads, and on every
  * instruction set.
  * Keys that are masked with minus infinity add nothing, so it does not depend on padding either; but their values are
- * multiplied, with zero, so caches must be finite throughout, as llama.cpp's are. A query with a NaN gets NaNs.
+ * multiplied, with zero, so caches must be finite throughout, as llama.cpp's are, and so must all scores. A query with
+ * a NaN gets NaNs, if it sees a key.
  *
  * All sums are float32; keys and values are widened, queries are not narrowed. */
 #ifndef DF2_OPS_ATTENTION_H
