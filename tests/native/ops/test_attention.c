@@ -487,11 +487,9 @@ static void check_skipped_tiles(const test_options *options) {
     test_case("%s: skipped tiles", kernel->isa);
     results found = results_new(&p);
     compute(&found, kernel, &p, 0, shape.n_rows);
-    int n_finite = 0;
     for (int32_t j = 0; j < shape.n_rows * shape.value_size; ++j) {
-      n_finite += isfinite(found.outputs[j]);
+      test_check(isfinite(found.outputs[j]), "output %d is %g", (int)j, (double)found.outputs[j]);
     }
-    test_check(n_finite == shape.n_rows * shape.value_size, "%d outputs are finite", n_finite);
     results_free(&found);
   }
   attention_problem_free(&p);
