@@ -358,9 +358,11 @@ void check_mean(const Squares &squares, const std::string &what) {
 
 struct Summary {
   int n_problems = 0;
+  int n_float32 = 0;  // where both compute in float32, and ours has the larger error in n_larger of them
+  int n_larger = 0;
   Problem::Errors largest = {};
   double largest_ratio = 0.0;
-  std::map<int64_t, Squares> of_size;  // of the problems where both compute in float32
+  std::map<int64_t, Squares> of_size;  // of the n_float32
   std::map<Kind, Squares> of_kind;
 };
 
@@ -379,6 +381,8 @@ void check_problem(Summary *summary, const Shape &shape, size_t seed) {
     summary->largest_ratio = std::max(summary->largest_ratio, errors.ours / errors.stock);
   }
   if (is_stock_float32(shape)) {
+    ++summary->n_float32;
+    summary->n_larger += errors.ours > errors.stock ? 1 : 0;
     summary->of_size[shape.sizes.key].add(errors);
     summary->of_kind[shape.kind].add(errors);
   }
@@ -416,6 +420,10 @@ void check_types(const Types &types, bool is_quick) {
   std::printf("keys %s, values %s: %d problems, largest error %.2g, llama.cpp's %.2g; largest ratio in one %.3f\n",
               ggml_type_name(types.keys), ggml_type_name(types.values), summary.n_problems, summary.largest.ours,
               summary.largest.stock, summary.largest_ratio);
+  if (summary.n_float32 > 0) {
+    std::printf("  both in float32: %d, of which %d with a larger error than llama.cpp's\n", summary.n_float32,
+                summary.n_larger);
+  }
 }
 
 // Registers the kernels, and checks that what follows compares what it says: before, and in exempt buffers, llama.cpp
