@@ -17,9 +17,9 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 BUILD := build/package
 
-NATIVE := $(shell find native tests/native tests/bench/native tests/fuzz examples -type f) CMakeLists.txt
+NATIVE := $(shell find native tests/native bench/native tests/fuzz examples -type f) CMakeLists.txt
 PACKAGE := $(shell find pydflash2 convert -type f -not -name '*.pyc') pyproject.toml README.md LICENSE
-C_SOURCES := $(shell find native tests examples -name '*.[ch]' -o -name '*.cpp')
+C_SOURCES := $(shell find native tests bench examples -name '*.[ch]' -o -name '*.cpp' -o -name '*.inc')
 
 .PHONY: demo test lint sanitize clean
 
@@ -36,7 +36,7 @@ test: $(VENV)/.tools $(VENV)/.target
 lint: $(VENV)/.tools
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy pydflash2 convert tests/bench
+	$(PY) -m mypy pydflash2 convert bench
 	$(PY) scripts/generate_cdef.py --check
 	$(VENV)/bin/clang-format --dry-run -Werror $(C_SOURCES)
 

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "core/session.h"
-#include "llama/target.h"
-#include "model/drafter.h"
+#include "drafter/drafter.h"
+#include "target/target.h"
 
 struct df2_target {
   std::unique_ptr<df2::Target> target;

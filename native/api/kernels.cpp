@@ -1,5 +1,5 @@
 // The C API for kernels.
-#include "llama/kernels.h"
+#include "cpu_backend/kernels.h"
 
 #include "api/guard.h"
 

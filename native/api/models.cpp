@@ -3,7 +3,7 @@
 
 #include "api/guard.h"
 #include "api/handles.h"
-#include "llama/kernels.h"
+#include "cpu_backend/kernels.h"
 
 using df2::guard;
 using df2::require;

@@ -7,8 +7,8 @@
 
 #include "core/draft_length.h"
 #include "dflash2.h"
-#include "llama/target.h"
-#include "model/drafter_runner.h"
+#include "drafter/drafter_runner.h"
+#include "target/target.h"
 
 namespace df2 {
 

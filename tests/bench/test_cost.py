@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, dequantize
 
-from tests.bench import cost_report
-from tests.bench.cost_curve import CostRun, Kernels
-from tests.bench.quantise import DECODE_WORKER
-from tests.bench.synthetic import SHAPES, TYPES, random_matrix, synthetic
-from tests.bench.systems import ask
+from bench import cost_report
+from bench.cost_curve import CostRun, Kernels
+from bench.quantise import DECODE_WORKER
+from bench.synthetic import SHAPES, TYPES, random_matrix, synthetic
+from bench.systems import ask
 
 DECODABLE = [name for name in TYPES if name not in ("MXFP4", "F32", "F16", "BF16")]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader
 
-from tests.bench.draft import our_times, upstream_times
-from tests.bench.draft_floor import (
+from bench.draft import our_times, upstream_times
+from bench.draft_floor import (
     Draft,
     Limits,
     Matrix,
@@ -20,10 +20,10 @@ from tests.bench.draft_floor import (
     draft_vocabulary,
     floor,
 )
-from tests.bench.draft_report import DraftRow, DraftRun, DraftSystem, markdown, summarise
-from tests.bench.errors import BenchError
-from tests.bench.synthetic_pair import PAIRS, Pair, synthetic_pair
-from tests.bench.systems import OURS, UPSTREAM, Rendered, parse_upstream
+from bench.draft_report import DraftRow, DraftRun, DraftSystem, markdown, summarise
+from bench.errors import BenchError
+from bench.synthetic_pair import PAIRS, Pair, synthetic_pair
+from bench.systems import OURS, UPSTREAM, Rendered, parse_upstream
 
 OURS_WHOLE = DraftSystem(OURS, is_reduced=False)
 OURS_REDUCED = DraftSystem(OURS, is_reduced=True)

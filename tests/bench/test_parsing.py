@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.bench import environment, report
-from tests.bench.errors import BenchError
-from tests.bench.summary import Best, Record, Reference, best, compare, summarise
-from tests.bench.systems import (
+from bench import environment, report
+from bench.errors import BenchError
+from bench.summary import Best, Record, Reference, best, compare, summarise
+from bench.systems import (
     OURS,
     PLAIN,
     UPSTREAM,

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import pydflash2
-from tests.bench.quantise import requantised
+from bench.quantise import requantised
 from tests.tools.bigram_drafter import write_bigram_drafter
 from tests.tools.prompts import questions
 from tests.tools.tiny_targets import write_tiny_target

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "check.h"
+#include "cpu_backend/kernels.h"
 #include "ggml_nodes.h"
-#include "llama/kernels.h"
 #include "ops/attention/attention.h"
 #include "ops/common/cpu.h"
 

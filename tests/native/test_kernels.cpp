@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "check.h"
+#include "cpu_backend/kernels.h"
 #include "dflash2.h"
 #include "ggml_nodes.h"
-#include "llama/kernels.h"
 #include "ops/common/cpu.h"
 #include "tiny_drafter.h"
 

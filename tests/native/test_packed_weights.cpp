@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "check.h"
+#include "cpu_backend/kernels.h"
 #include "dflash2.h"
 #include "ggml_nodes.h"
-#include "llama/kernels.h"
 
 #if defined(__linux__)
 #include <linux/filter.h>

@@ -1,7 +1,7 @@
 #include <set>
 
 #include "check.h"
-#include "model/slot_ring.h"
+#include "drafter/slot_ring.h"
 
 namespace {
 

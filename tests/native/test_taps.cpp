@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "check.h"
+#include "cpu_backend/taps.h"
 #include "dflash2.h"
 #include "llama.h"
-#include "llama/taps.h"
 
 namespace {
 

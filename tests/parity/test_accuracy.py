@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.bench.cost_curve import Kernels
-from tests.bench.quantise import DECODE_WORKER, FILE_TYPES, requantised, write_requantised
-from tests.bench.systems import ask
+from bench.cost_curve import Kernels
+from bench.quantise import DECODE_WORKER, FILE_TYPES, requantised, write_requantised
+from bench.systems import ask
 
 IS_FULL = os.environ.get("DFLASH2_FULL") == "1"
 TYPES = [name for name in FILE_TYPES if name != "F32"] if IS_FULL else ["Q4_1", "Q4_K_M"]

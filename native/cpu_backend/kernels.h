@@ -1,0 +1,51 @@
+// Makes this library's kernels part of llama.cpp's CPU back end, once per process.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cpu_backend/packed_buffer.h"
+#include "dflash2.h"
+
+namespace df2 {
+
+struct KernelStatus {
+  df2_kernels_state state;
+  const char *isa;   // "" unless kernels are in use
+  const char *note;  // why they are not; "" if they are
+};
+
+// What a registration came to, and the line about it for the log: its callback is the program's, and may ask for the
+// status, so it must not be called before the status is known.
+struct Registration {
+  KernelStatus status;
+  df2_log_level level;
+  std::string line;  // "" for none
+};
+
+// Tests the kernels and registers them, or finds out why not; later calls do nothing but wait for a first one that is
+// still at it. To be called before the process loads a model, because llama.cpp then settles where weights may go.
+// Throws DF2_EINVAL or DF2_EUNSUPPORTED, every time, for environment variables that ask for what cannot be.
+void enable_kernels();
+
+// What enable_kernels() came to.
+KernelStatus kernel_status();
+
+// Whether ggml asks this library about the nodes it computes.
+bool are_kernels_in_use();
+
+// Where a drafter's weights go: null if kernels are not in use.
+ggml_backend_buffer_type_t drafter_buffer_type();
+
+// The kernels for these CPU features; null where ggml's own are better. A reference kernel only serves tests.
+KernelTable choose_kernels(uint32_t cpu_features, bool with_reference);
+
+// Registers a table of kernels, whatever the environment says, unless they fail their self-test. For enable_kernels()
+// and tests, once per process.
+Registration register_kernels(const KernelTable &table, const char *isa);
+
+// Multiplies small matrices through ggml, with packed and with plain weights, and compares. The buffer type must be in
+// ggml's list. Returns what is wrong, or "".
+std::string self_test_kernels(const KernelTable &table);
+
+}  // namespace df2

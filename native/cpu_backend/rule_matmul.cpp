@@ -1,0 +1,473 @@
+#include "cpu_backend/rule_matmul.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "cpu_backend/work_area.h"
+
+namespace df2 {
+
+namespace {
+
+constexpr int64_t kTile = DF2_QMM_TILE;
+constexpr int64_t kBatch = DF2_QMM_BATCH;
+
+// Tiles that several batches go over should stay in a core's level-2 cache meanwhile.
+constexpr size_t kRunBytes = 256 * 1024;
+// A claim takes this share of what is left, divided by the threads: few claims, and small ones at the end, when slow
+// cores must not be waited for.
+constexpr int64_t kClaimShare = 3;
+// What a thread fetches ahead of its first run while it waits for the others, and of the next one; kernels look ahead
+// themselves within a run.
+constexpr size_t kFirstPrefetchBytes = 16 * 1024;
+constexpr size_t kNextPrefetchBytes = 4 * 1024;
+// A product with fewer tiles than this per thread is also split by batches.
+constexpr int64_t kUnitsPerThread = 4;
+
+// What is fixed by the weights.
+struct Shape {
+  Shape(const df2_qmm_kernel &kernel, const ggml_tensor *weights)
+      : n_in(weights->ne[0]),
+        n_out(weights->ne[1]),
+        n_blocks(n_in / DF2_QMM_BLOCK),
+        n_tiles(df2_qmm_n_tiles(n_out)),
+        tile_bytes(df2_qmm_tile_bytes(kernel.type, n_in)) {}
+
+  int64_t n_in;
+  int64_t n_out;
+  int64_t n_blocks;
+  int64_t n_tiles;
+  size_t tile_bytes;
+};
+
+// Rows that are quantised together; rows are numbered through the whole product.
+struct Batch {
+  uint8_t *data;
+  int64_t first_row;
+  int32_t n_rows;
+};
+
+// Consecutive batches that are multiplied with one matrix.
+struct Group {
+  const uint8_t *tiles;
+  int64_t first_batch;
+  int64_t n_batches;
+};
+
+// The next run of units out of `n_left`.
+int64_t run_length(int64_t n_left, int64_t n_threads, int64_t longest) {
+  return std::clamp<int64_t>(n_left / (kClaimShare * n_threads), 1, longest);
+}
+
+// MUL_MAT: one matrix, rows numbered through src1's dimensions 1 to 3.
+class DenseProduct {
+ public:
+  DenseProduct(const df2_qmm_kernel &kernel, const ggml_tensor *op)
+      : shape(kernel, op->src[0]), op_(op), x_(op->src[1]), n_rows_(x_->ne[1] * x_->ne[2] * x_->ne[3]) {
+    full_bytes_ = df2_qmm_batch_bytes(kernel.type, static_cast<int32_t>(kBatch), shape.n_in);
+    const int64_t rest = n_rows_ % kBatch;
+    work_bytes_ = static_cast<size_t>(n_rows_ / kBatch) * full_bytes_;
+    work_bytes_ += rest > 0 ? df2_qmm_batch_bytes(kernel.type, static_cast<int32_t>(rest), shape.n_in) : 0;
+  }
+
+  size_t work_bytes() const { return kLine + work_bytes_; }
+
+  void place(uint8_t *work, int64_t n_threads) {
+    counter = reinterpret_cast<Counter *>(work);
+    batches_ = work + kLine;
+    n_groups_ = 1;
+    if (n_threads > 1 && shape.n_tiles < kUnitsPerThread * n_threads) {
+      n_groups_ = std::clamp<int64_t>(ceil_div(kUnitsPerThread * n_threads, shape.n_tiles), 1, n_batches());
+    }
+  }
+
+  int64_t n_batches() const { return ceil_div(n_rows_, kBatch); }
+  int64_t n_groups() const { return n_groups_; }
+
+  Batch batch(int64_t index) const {
+    const int64_t first_row = index * kBatch;
+    return {batches_ + static_cast<size_t>(index) * full_bytes_, first_row,
+            static_cast<int32_t>(std::min(kBatch, n_rows_ - first_row))};
+  }
+
+  Group group(int64_t index) const {
+    const int64_t first = n_batches() * index / n_groups_;
+    return {static_cast<const uint8_t *>(op_->src[0]->data), first, n_batches() * (index + 1) / n_groups_ - first};
+  }
+
+  const float *input(int64_t row) const {
+    return reinterpret_cast<const float *>(static_cast<const char *>(x_->data) + offset(row, x_->nb));
+  }
+
+  float *output(int64_t row) const {
+    return reinterpret_cast<float *>(static_cast<char *>(op_->data) + offset(row, op_->nb));
+  }
+
+  const Shape shape;
+  Counter *counter = nullptr;
+
+ private:
+  size_t offset(int64_t row, const size_t *strides) const {
+    const int64_t i1 = row % x_->ne[1];
+    const int64_t i2 = row / x_->ne[1] % x_->ne[2];
+    const int64_t i3 = row / x_->ne[1] / x_->ne[2];
+    return static_cast<size_t>(i1) * strides[1] + static_cast<size_t>(i2) * strides[2] +
+           static_cast<size_t>(i3) * strides[3];
+  }
+
+  const ggml_tensor *op_;
+  const ggml_tensor *x_;
+  int64_t n_rows_;
+  size_t full_bytes_;
+  size_t work_bytes_;
+  uint8_t *batches_ = nullptr;
+  int64_t n_groups_ = 1;
+};
+
+// MUL_MAT_ID: each token goes through n_used of the matrices. Rows are (token, used) pairs, sorted by matrix.
+class ExpertProduct {
+ public:
+  ExpertProduct(const df2_qmm_kernel &kernel, const ggml_tensor *op)
+      : shape(kernel, op->src[0]),
+        kernel_(kernel),
+        op_(op),
+        x_(op->src[1]),
+        ids_(op->src[2]),
+        n_experts_(op->src[0]->ne[2]),
+        n_rows_(ids_->ne[0] * ids_->ne[1]) {}
+
+  size_t work_bytes() const {
+    const int64_t n_partial = std::min(n_experts_, n_rows_);
+    const auto partial_rows = static_cast<int32_t>(std::min(n_rows_, kBatch - 1));
+    const size_t full = df2_qmm_batch_bytes(kernel_.type, static_cast<int32_t>(kBatch), shape.n_in);
+    const size_t partial = df2_qmm_batch_bytes(kernel_.type, partial_rows, shape.n_in);
+    return tables_bytes() + static_cast<size_t>(n_rows_ / kBatch) * full + static_cast<size_t>(n_partial) * partial;
+  }
+
+  void place(uint8_t *work, int64_t /*n_threads*/) {
+    header_ = reinterpret_cast<Header *>(work);
+    counter = &header_->counter;
+    work += round_up(sizeof(Header));
+    groups_ = reinterpret_cast<Group *>(work);
+    work += round_up(static_cast<size_t>(n_experts_) * sizeof(Group));
+    table_ = reinterpret_cast<Batch *>(work);
+    work += round_up(static_cast<size_t>(max_batches()) * sizeof(Batch));
+    ends_ = reinterpret_cast<int64_t *>(work);
+    work += round_up(static_cast<size_t>(n_experts_) * sizeof(int64_t));
+    rows_ = reinterpret_cast<Row *>(work);
+    work += round_up(static_cast<size_t>(n_rows_) * sizeof(Row));
+    batches_ = work;
+  }
+
+  // Sorts the rows and lays out the batches. By one thread, before the others read anything.
+  void plan() {
+    sort_rows();
+    header_->n_groups = 0;
+    header_->n_batches = 0;
+    const size_t matrix_bytes = static_cast<size_t>(shape.n_tiles) * shape.tile_bytes;
+    uint8_t *data = batches_;
+    int64_t row = 0;
+    for (int64_t expert = 0; expert < n_experts_; ++expert) {
+      if (row == ends_[expert]) {
+        continue;
+      }
+      Group &group = groups_[header_->n_groups++];
+      group = {static_cast<const uint8_t *>(op_->src[0]->data) + static_cast<size_t>(expert) * matrix_bytes,
+               header_->n_batches, ceil_div(ends_[expert] - row, kBatch)};
+      while (row < ends_[expert]) {
+        const auto n = static_cast<int32_t>(std::min(kBatch, ends_[expert] - row));
+        table_[header_->n_batches++] = {data, row, n};
+        data += df2_qmm_batch_bytes(kernel_.type, n, shape.n_in);
+        row += n;
+      }
+    }
+  }
+
+  int64_t n_batches() const { return header_->n_batches; }
+  int64_t n_groups() const { return header_->n_groups; }
+  Batch batch(int64_t index) const { return table_[index]; }
+  Group group(int64_t index) const { return groups_[index]; }
+
+  const float *input(int64_t row) const {
+    const auto used = static_cast<size_t>(rows_[row].used % x_->ne[1]);
+    const auto token = static_cast<size_t>(rows_[row].token);
+    return reinterpret_cast<const float *>(static_cast<const char *>(x_->data) + used * x_->nb[1] + token * x_->nb[2]);
+  }
+
+  float *output(int64_t row) const { return output_of(rows_[row].used, rows_[row].token); }
+
+  const Shape shape;
+  Counter *counter = nullptr;
+
+ private:
+  struct Row {
+    int32_t used;
+    int32_t token;
+  };
+
+  struct Header {
+    Counter counter;
+    int64_t n_groups;
+    int64_t n_batches;
+  };
+
+  int64_t max_batches() const { return n_rows_ / kBatch + std::min(n_experts_, n_rows_); }
+
+  size_t tables_bytes() const {
+    return round_up(sizeof(Header)) + round_up(static_cast<size_t>(n_experts_) * sizeof(Group)) +
+           round_up(static_cast<size_t>(max_batches()) * sizeof(Batch)) +
+           round_up(static_cast<size_t>(n_experts_) * sizeof(int64_t)) +
+           round_up(static_cast<size_t>(n_rows_) * sizeof(Row));
+  }
+
+  float *output_of(int64_t used, int64_t token) const {
+    return reinterpret_cast<float *>(static_cast<char *>(op_->data) + static_cast<size_t>(used) * op_->nb[1] +
+                                     static_cast<size_t>(token) * op_->nb[2]);
+  }
+
+  // The matrix a token's row goes through, or -1 if there is no such matrix.
+  int64_t expert_of(int64_t used, int64_t token) const {
+    const char *id = static_cast<const char *>(ids_->data) + static_cast<size_t>(used) * ids_->nb[0] +
+                     static_cast<size_t>(token) * ids_->nb[1];
+    const int32_t expert = *reinterpret_cast<const int32_t *>(id);
+    return expert >= 0 && expert < n_experts_ ? expert : -1;
+  }
+
+  template <typename Visit>
+  void for_each_row(Visit &&visit) const {
+    for (int64_t token = 0; token < ids_->ne[1]; ++token) {
+      for (int64_t used = 0; used < ids_->ne[0]; ++used) {
+        visit(used, token, expert_of(used, token));
+      }
+    }
+  }
+
+  // Afterwards expert e has rows [ends_[e - 1], ends_[e]).
+  void sort_rows() {
+    std::fill(ends_, ends_ + n_experts_, 0);
+    for_each_row([&](int64_t used, int64_t token, int64_t expert) {
+      if (expert >= 0) {
+        ++ends_[expert];
+      } else {
+        std::fill_n(output_of(used, token), shape.n_out, 0.0f);  // ggml asserts; zeros are no reason to end a process
+      }
+    });
+    int64_t n_before = 0;
+    for (int64_t expert = 0; expert < n_experts_; ++expert) {
+      const int64_t n = ends_[expert];
+      ends_[expert] = n_before;  // for now where its next row goes
+      n_before += n;
+    }
+    for_each_row([&](int64_t used, int64_t token, int64_t expert) {
+      if (expert >= 0) {
+        rows_[ends_[expert]++] = {static_cast<int32_t>(used), static_cast<int32_t>(token)};
+      }
+    });
+  }
+
+  const df2_qmm_kernel &kernel_;
+  const ggml_tensor *op_;
+  const ggml_tensor *x_;
+  const ggml_tensor *ids_;
+  int64_t n_experts_;
+  int64_t n_rows_;
+  Header *header_ = nullptr;
+  Group *groups_ = nullptr;
+  Batch *table_ = nullptr;
+  int64_t *ends_ = nullptr;
+  Row *rows_ = nullptr;
+  uint8_t *batches_ = nullptr;
+};
+
+// One product as the threads share it out. A unit of work is one tile of one group.
+template <typename Product>
+class Team {
+ public:
+  Team(const df2_qmm_kernel &kernel, const Product &product, const ggml_compute_params &params)
+      : kernel_(kernel), product_(product), shape_(product.shape), ith_(params.ith), nth_(params.nth) {}
+
+  int64_t n_units() const { return product_.n_groups() * shape_.n_tiles; }
+
+  // Thread i takes the i-th run without asking; the counter starts behind those.
+  int64_t first_run() const { return run_length(n_units(), nth_, longest_run()); }
+
+  // This thread's share of the quantising: a range of blocks, counted through all batches.
+  void prepare() const {
+    const int64_t n_total = product_.n_batches() * shape_.n_blocks;
+    const int64_t end = n_total * (ith_ + 1) / nth_;
+    for (int64_t at = n_total * ith_ / nth_; at < end;) {
+      const Batch batch = product_.batch(at / shape_.n_blocks);
+      const int64_t first = at % shape_.n_blocks;
+      const int64_t last = std::min(shape_.n_blocks, first + end - at);
+      const float *rows[kBatch];
+      for (int32_t i = 0; i < batch.n_rows; ++i) {
+        rows[i] = product_.input(batch.first_row + i);
+      }
+      kernel_.prepare(batch.data, rows, batch.n_rows, first, last);
+      at += last - first;
+    }
+  }
+
+  // The start of what this thread will multiply first is on its way while it waits for the others.
+  void prefetch_first_run() const { prefetch(ith_ * first_run(), kFirstPrefetchBytes); }
+
+  // The next run is claimed, and its start fetched, before this one is multiplied.
+  void multiply() const {
+    const int64_t n = n_units();
+    Run run = {ith_ * first_run(), first_run()};
+    while (run.begin < n) {
+      const Run next = claim();
+      prefetch(next.begin, kNextPrefetchBytes);
+      multiply_units(run.begin, std::min(n, run.begin + run.length));
+      run = next;
+    }
+  }
+
+ private:
+  struct Run {
+    int64_t begin;
+    int64_t length;
+  };
+
+  Run claim() const {
+    int64_t begin = product_.counter->load(std::memory_order_relaxed);
+    int64_t length = 0;
+    do {
+      length = run_length(n_units() - begin, nth_, longest_run());
+    } while (begin < n_units() &&
+             !product_.counter->compare_exchange_weak(begin, begin + length, std::memory_order_relaxed));
+    return {begin, length};
+  }
+
+  void prefetch(int64_t unit, size_t n_bytes) const {
+    if (unit >= n_units()) {
+      return;
+    }
+    const auto tile = static_cast<size_t>(unit % shape_.n_tiles);
+    const uint8_t *weights = product_.group(unit / shape_.n_tiles).tiles + tile * shape_.tile_bytes;
+    for (size_t i = 0; i < std::min(n_bytes, shape_.tile_bytes); i += kLine) {
+      __builtin_prefetch(weights + i, 0, 2);
+    }
+  }
+
+  int64_t longest_run() const {
+    const bool is_reused = product_.n_batches() > product_.n_groups();
+    return is_reused ? std::max<int64_t>(1, static_cast<int64_t>(kRunBytes / shape_.tile_bytes)) : INT64_MAX;
+  }
+
+  void multiply_units(int64_t begin, int64_t end) const {
+    while (begin < end) {
+      const Group group = product_.group(begin / shape_.n_tiles);
+      const int64_t first = begin % shape_.n_tiles;
+      const int64_t last = std::min(shape_.n_tiles, first + end - begin);
+      for (int64_t i = 0; i < group.n_batches; ++i) {
+        multiply_batch(group.tiles, first, last, product_.batch(group.first_batch + i));
+      }
+      begin += last - first;
+    }
+  }
+
+  void multiply_batch(const uint8_t *tiles, int64_t first, int64_t last, const Batch &batch) const {
+    alignas(kLine) float sums[kBatch * kTile];
+    float *rows[kBatch];
+    for (int32_t i = 0; i < batch.n_rows; ++i) {
+      rows[i] = product_.output(batch.first_row + i);
+    }
+    for (int64_t tile = first; tile < last; ++tile) {
+      kernel_.multiply(sums, tiles + static_cast<size_t>(tile) * shape_.tile_bytes, batch.data, batch.n_rows,
+                       shape_.n_in);
+      const int64_t n = std::min(kTile, shape_.n_out - tile * kTile);
+      for (int32_t i = 0; i < batch.n_rows; ++i) {
+        if (n == kTile) {
+          std::memcpy(rows[i] + tile * kTile, sums + i * kTile, kTile * sizeof(float));
+        } else {
+          std::copy_n(sums + i * kTile, n, rows[i] + tile * kTile);
+        }
+      }
+    }
+  }
+
+  const df2_qmm_kernel &kernel_;
+  const Product &product_;
+  const Shape &shape_;
+  const int64_t ith_;
+  const int64_t nth_;
+};
+
+// By one thread, before the barrier that lets the others claim. The operation before this one is over for all threads,
+// so nobody still uses the work area.
+template <typename Product>
+void start_counter(const Product &product, const Team<Product> &team, int64_t n_threads) {
+  new (product.counter) Counter(n_threads * team.first_run());
+}
+
+void compute_dense(const df2_qmm_kernel &kernel, const ggml_compute_params &params, const ggml_tensor *op) {
+  DenseProduct product(kernel, op);
+  product.place(align_up(params.wdata), params.nth);
+  const Team<DenseProduct> team(kernel, product, params);
+  if (params.ith == 0) {
+    start_counter(product, team, params.nth);
+  }
+  team.prepare();
+  team.prefetch_first_run();
+  ggml_barrier(params.threadpool);
+  team.multiply();
+}
+
+void compute_experts(const df2_qmm_kernel &kernel, const ggml_compute_params &params, const ggml_tensor *op) {
+  ExpertProduct product(kernel, op);
+  product.place(align_up(params.wdata), params.nth);
+  const Team<ExpertProduct> team(kernel, product, params);
+  if (params.ith == 0) {
+    product.plan();
+    start_counter(product, team, params.nth);
+  }
+  ggml_barrier(params.threadpool);
+  team.prepare();
+  team.prefetch_first_run();
+  ggml_barrier(params.threadpool);
+  team.multiply();
+}
+
+}  // namespace
+
+bool MatmulTraits::takes(const ggml_tensor *weights) const {
+  return kernel_ != nullptr && weights->ne[0] % df2_qmm_granularity(kernel_->type) == 0 && weights->ne[3] == 1 &&
+         weights->view_src == nullptr && ggml_is_contiguous(weights);
+}
+
+bool MatmulTraits::supports(const ggml_tensor *op) const {
+  const ggml_tensor *weights = op->src[0];
+  const ggml_tensor *x = op->src[1];
+  if (!takes(weights) || x->type != GGML_TYPE_F32 || x->nb[0] != sizeof(float) || op->type != GGML_TYPE_F32) {
+    return false;
+  }
+  if (op->op == GGML_OP_MUL_MAT) {
+    return weights->ne[2] == 1;
+  }
+  return op->op == GGML_OP_MUL_MAT_ID && op->src[2]->type == GGML_TYPE_I32;
+}
+
+size_t MatmulTraits::packed_bytes(const ggml_tensor *weights) const {
+  return static_cast<size_t>(df2_qmm_n_tiles(weights->ne[1]) * weights->ne[2]) *
+         df2_qmm_tile_bytes(kernel_->type, weights->ne[0]);
+}
+
+bool MatmulTraits::work_size(int /*n_threads*/, const ggml_tensor *op, size_t &size) {
+  // ggml's work area is not aligned to a line
+  size = kLine + (op->op == GGML_OP_MUL_MAT ? DenseProduct(*kernel_, op).work_bytes()
+                                            : ExpertProduct(*kernel_, op).work_bytes());
+  return true;
+}
+
+bool MatmulTraits::compute_forward(ggml_compute_params *params, ggml_tensor *op) {
+  if (op->op == GGML_OP_MUL_MAT) {
+    compute_dense(*kernel_, *params, op);
+  } else {
+    compute_experts(*kernel_, *params, op);
+  }
+  return true;
+}
+
+}  // namespace df2

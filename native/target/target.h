@@ -1,0 +1,129 @@
+// The target: a llama.cpp context, seen through what a session needs of it. Nothing above this folder includes
+// llama.cpp's headers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/shared_weights.h"
+#include "cpu_backend/packed_bytes.h"
+#include "cpu_backend/taps.h"
+#include "dflash2.h"
+
+struct ggml_threadpool;
+struct llama_batch;
+struct llama_model;
+struct llama_token_data;
+struct llama_vocab;
+
+namespace df2 {
+
+class StockBuffers;
+
+struct TargetOptions {
+  int32_t n_ctx;
+  int32_t n_batch;
+  int32_t n_threads;
+  bool kernels;  // where they can be used
+};
+
+class Target {
+ public:
+  static std::unique_ptr<Target> open(const std::string &path, const TargetOptions &options);
+  // taps may be null: hidden states then come from llama.cpp's layer-input outputs.
+  static std::unique_ptr<Target> attach(llama_context *context, df2_taps *taps);
+  ~Target();
+
+  llama_context *context() const { return context_; }
+  ggml_threadpool *threadpool() const { return threadpool_; }
+  int32_t n_ctx() const;
+  int32_t n_batch() const;
+  int32_t n_threads() const;
+  int32_t n_vocab() const;
+  int32_t n_layer() const;
+  int32_t n_embd() const;
+  bool is_end(int32_t token) const;
+  std::string architecture() const;
+
+  // Why the memory cannot drop single tokens (recurrent or hybrid); empty if it can.
+  std::string rewind_problem() const;
+
+  // llama_tokenize: the number of ids, written if they fit into capacity. Throws DF2_EINVAL where llama.cpp throws or
+  // aborts.
+  int32_t tokenize(const char *text, int32_t n_bytes, bool add_special, bool parse_special, int32_t *tokens,
+                   int32_t capacity) const;
+
+  // How many of the vocabulary's entries have another token_hash() than these, a drafter's.
+  int32_t n_token_mismatches(const std::vector<uint32_t> &hashes) const;
+
+  // Embeddings and head, for use in other graphs. Throws DF2_EUNSUPPORTED if they cannot be shared.
+  SharedWeights shared_weights();
+
+  // Of the weights its graph computes with. Throws DF2_EUNSUPPORTED if it uses them in a way that ends the process.
+  PackedBytes packed_weights();
+
+  // From now on, decodes read these layers (as layer inputs). Throws DF2_EUNSUPPORTED if this architecture, or this
+  // context, does not show them. Empty: stop.
+  void select_taps(const std::vector<int32_t> &layers);
+
+  // Decodes tokens at positions position, position + 1, ... of sequence 0. all_logits: for every token, else for the
+  // last. features: [n_tokens][n_taps * n_embd] to fill, or null. n_tokens <= n_batch. Throws DF2_EBACKEND; the memory
+  // may then hold some of the tokens, and the caller truncates it.
+  void decode(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits, float *features);
+
+  // Logits of the i-th token of the last decode that asked for them: [n_vocab].
+  const float *logits(int32_t i) const;
+
+  // Runs a sampler chain on those logits; the chain accepts what it picks. Throws DF2_EINVAL if it picks nothing.
+  int32_t sample(llama_sampler *sampler, int32_t i);
+
+  // Drops every position >= position. False if the memory cannot.
+  bool truncate(int32_t position);
+
+  // Whether the memory still holds everything a token at `position` may attend to.
+  bool can_continue_at(int32_t position) const;
+
+  void clear();
+
+ private:
+  Target() = default;
+  // Null: ggml gave up on packed weights.
+  static std::unique_ptr<Target> load(const std::string &path, const TargetOptions &options);
+  bool can_use_packed();
+  // Keeps this library's kernels away from the model's weights and caches.
+  void leave_to_ggml();
+  void decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits);
+  void read_layer_inputs(float *features, int32_t n_tokens);
+
+  llama_model *model_ = nullptr;
+  const llama_vocab *vocab_ = nullptr;
+  llama_context *context_ = nullptr;
+  ggml_threadpool *threadpool_ = nullptr;
+  bool owns_context_ = false;
+  bool knows_packed_ = false;
+  PackedBytes packed_;
+  std::unique_ptr<StockBuffers> stock_buffers_;  // with kernels off
+  std::unique_ptr<df2_taps> own_taps_;
+  df2_taps *taps_ = nullptr;
+  bool may_mark_ = false;  // this library may compute the tapped nodes
+  std::vector<int32_t> tap_layers_;
+  std::unique_ptr<llama_batch> batch_;
+  std::vector<llama_token_data> candidates_;
+};
+
+// A context belongs to one session at a time, however many targets wrap it.
+class ContextClaim {
+ public:
+  // Throws DF2_EINVAL if the context is taken.
+  explicit ContextClaim(llama_context *context);
+  ~ContextClaim();
+  ContextClaim(const ContextClaim &) = delete;
+  ContextClaim &operator=(const ContextClaim &) = delete;
+
+ private:
+  llama_context *context_;
+};
+
+}  // namespace df2
