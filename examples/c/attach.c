@@ -1,5 +1,4 @@
-/* Adds drafting to a program that already has a llama.cpp context of its own: give the context df2_taps_eval as its
- * evaluation callback, then attach. Prints token ids.
+/* Adds drafting to a program that already has a llama.cpp context of its own. Prints token ids.
  *
  *   attach TARGET.gguf DRAFTER.gguf [N_TOKENS]
  */
@@ -39,8 +38,6 @@ int main(int argc, char **argv) {
   llama_backend_init();
 
   check(df2_kernels_enable()); /* before the first model is loaded */
-  df2_taps *taps = NULL;
-  check(df2_taps_create(&taps));
   struct llama_model_params model_params = llama_model_default_params();
   model_params.n_gpu_layers = 0;
   struct llama_model *model = llama_model_load_from_file(argv[1], model_params);
@@ -50,8 +47,6 @@ int main(int argc, char **argv) {
   }
   struct llama_context_params params = llama_context_default_params();
   params.n_ctx = 512;
-  params.cb_eval = df2_taps_eval;
-  params.cb_eval_user_data = taps;
   struct llama_context *context = llama_init_from_model(model, params);
   if (context == NULL) {
     fprintf(stderr, "error: cannot create a context for %s\n", argv[1]);
@@ -61,7 +56,7 @@ int main(int argc, char **argv) {
   df2_target *target = NULL;
   df2_drafter *drafter = NULL;
   df2_session *session = NULL;
-  check(df2_target_attach(&target, context, taps));
+  check(df2_target_attach(&target, context, NULL));
   check(df2_drafter_load(&drafter, argv[2], NULL));
   check(df2_session_create(&session, target, drafter, NULL));
 
@@ -84,6 +79,5 @@ int main(int argc, char **argv) {
   df2_target_free(target);
   llama_free(context);
   llama_model_free(model);
-  df2_taps_free(taps);
   return 0;
 }

@@ -2,6 +2,7 @@
 #include "cpu_backend/kernels.h"
 
 #include "api/guard.h"
+#include "cpu_backend/packed_buffer.h"
 
 using df2::guard;
 

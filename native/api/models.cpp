@@ -4,6 +4,7 @@
 #include "api/guard.h"
 #include "api/handles.h"
 #include "cpu_backend/kernels.h"
+#include "target/target_open.h"
 
 using df2::guard;
 using df2::require;
@@ -29,6 +30,10 @@ int32_t df2_taps_create(df2_taps **out) {
 
 void df2_taps_free(df2_taps *taps) {
   delete taps;
+}
+
+bool df2_taps_eval(struct ggml_tensor *tensor, bool ask, void *taps) {
+  return static_cast<df2_taps *>(taps)->recorder.on_tensor(tensor, ask);
 }
 
 int32_t df2_target_options_init(df2_target_options *options, size_t size) {

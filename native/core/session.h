@@ -8,6 +8,7 @@
 #include "core/draft_length.h"
 #include "dflash2.h"
 #include "drafter/drafter_runner.h"
+#include "target/context_claim.h"
 #include "target/target.h"
 
 namespace df2 {

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "common/error.h"
+#include "cpu_backend/ggml_cpu_internals.h"
+#include "cpu_backend/packed_buffer.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 #include "ops/common/cpu.h"
@@ -60,15 +62,6 @@ uint32_t wanted_features(const std::string &forced) {
                                          available_isas().c_str()));
   }
   return df2_cpu_allowed_features();
-}
-
-// Types whose weights are better left to ggml on this instruction set.
-bool stock_is_faster(df2_qmm_type /*type*/, const df2_qmm_kernel & /*kernel*/) {
-  return false;
-}
-
-bool is_reference(const df2_qmm_kernel &kernel) {
-  return std::strcmp(kernel.isa, "ref") == 0;
 }
 
 const char *isa_of(const KernelTable &table) {
@@ -149,26 +142,13 @@ Registration find_and_register() {
 
 }  // namespace
 
-KernelTable choose_kernels(uint32_t cpu_features, bool with_reference) {
-  KernelTable table = {};
-  for (size_t i = 0; i < table.matmul.size(); ++i) {
-    const auto type = static_cast<df2_qmm_type>(i);
-    const df2_qmm_kernel *kernel = df2_qmm_find(type, cpu_features);
-    const bool is_wanted = is_reference(*kernel) ? with_reference : !stock_is_faster(type, *kernel);
-    table.matmul[i] = is_wanted ? kernel : nullptr;
-  }
-  const df2_attention_kernel *attention = df2_attention_find(cpu_features);
-  table.attention = with_reference || std::strcmp(attention->isa, "ref") != 0 ? attention : nullptr;
-  return table;
-}
-
 Registration register_kernels(const KernelTable &table, const char *isa) {
   std::string problem;
   try {
     if (!layouts_agree()) {
       problem = "this llama.cpp lays out its structs differently";
     } else {
-      set_kernels(table);
+      use_kernels(table);
       add_to_list();
       problem = self_test_kernels(table);
     }
@@ -177,7 +157,7 @@ Registration register_kernels(const KernelTable &table, const char *isa) {
   }
   if (!problem.empty()) {
     remove_from_list();
-    set_kernels({});
+    use_kernels({});
     static auto *note = new std::string(problem);
     return {{DF2_KERNELS_FAILED, "", note->c_str()},
             DF2_LOG_WARN,

@@ -4,8 +4,9 @@
 #include <cstdint>
 #include <string>
 
-#include "cpu_backend/packed_buffer.h"
+#include "cpu_backend/kernel_table.h"
 #include "dflash2.h"
+#include "ggml-backend.h"
 
 namespace df2 {
 
@@ -36,9 +37,6 @@ bool are_kernels_in_use();
 
 // Where a drafter's weights go: null if kernels are not in use.
 ggml_backend_buffer_type_t drafter_buffer_type();
-
-// The kernels for these CPU features; null where ggml's own are better. A reference kernel only serves tests.
-KernelTable choose_kernels(uint32_t cpu_features, bool with_reference);
 
 // Registers a table of kernels, whatever the environment says, unless they fail their self-test. For enable_kernels()
 // and tests, once per process.

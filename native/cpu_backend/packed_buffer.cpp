@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "common/cpu_count.h"
-#include "cpu_backend/rule_rowwise.h"
+#include "cpu_backend/ggml_cpu_internals.h"
+#include "cpu_backend/packed_weights.h"
+#include "cpu_backend/rule_table.h"
 #include "cpu_backend/source_pages.h"
-#include "cpu_backend/taps.h"
+#include "cpu_backend/stock.h"
 #include "ggml-cpu.h"
 
 #if defined(__linux__)
@@ -31,75 +33,9 @@ constexpr size_t kHugePage = 2 * 1024 * 1024;
 constexpr size_t kBig = 4 * 1024 * 1024;
 constexpr int32_t kMaxPackingThreads = 8;
 
-thread_local bool wants_stock = false;
-
-// Never destroyed: ggml may ask for it until the process is gone.
-std::array<MatmulTraits, DF2_QMM_N_TYPES> &all_traits() {
-  static auto *traits = new std::array<MatmulTraits, DF2_QMM_N_TYPES>();
-  return *traits;
-}
-
-AttentionTraits &attention_traits() {
-  static auto *traits = new AttentionTraits();
-  return *traits;
-}
-
-RowwiseTraits &rowwise_traits() {
-  static auto *traits = new RowwiseTraits();
-  return *traits;
-}
-
-// Whether there are kernels at all. Before and without them, ggml computes everything.
-std::atomic<bool> computes_rowwise{false};
-
-// Buffers of models with kernels off. Every thread of every graph reads it, so a changed list replaces the old one,
-// which is never freed.
-using Buffers = std::vector<ggml_backend_buffer_t>;
-std::atomic<const Buffers *> stock_buffers{nullptr};
-std::mutex stock_buffers_mutex;
-
-bool is_stock(ggml_backend_buffer_t buffer) {
-  const Buffers *buffers = stock_buffers.load(std::memory_order_acquire);
-  return buffers != nullptr && std::find(buffers->begin(), buffers->end(), buffer) != buffers->end();
-}
-
-// Calls change(list) on a copy of the list.
-template <typename Change>
-void change_stock_buffers(const Change &change) {
-  const std::lock_guard<std::mutex> lock(stock_buffers_mutex);
-  const Buffers *current = stock_buffers.load(std::memory_order_relaxed);
-  auto next = current != nullptr ? std::make_unique<Buffers>(*current) : std::make_unique<Buffers>();
-  change(*next);
-  stock_buffers.store(next->empty() ? nullptr : next.release(), std::memory_order_release);
-}
-
 std::atomic<uint64_t> total_packed{0};
 std::atomic<uint64_t> total_copied{0};
-
-// Null for types without a kernel.
-MatmulTraits *traits_of(ggml_type type) {
-  static const auto by_type = [] {
-    std::array<MatmulTraits *, GGML_TYPE_COUNT> found = {};
-    for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
-      const char *name = ggml_type_name(static_cast<ggml_type>(i));
-      const df2_qmm_type known = name != nullptr ? df2_qmm_type_of_name(name) : DF2_QMM_N_TYPES;
-      found[static_cast<size_t>(i)] = known != DF2_QMM_N_TYPES ? &all_traits()[known] : nullptr;
-    }
-    return found;
-  }();
-  MatmulTraits *traits = by_type[type];
-  return traits != nullptr && traits->kernel() != nullptr ? traits : nullptr;
-}
-
-bool is_packed(const ggml_tensor *tensor) {
-  return tensor != nullptr && tensor->buffer != nullptr && tensor->buffer->buft == packed_buffer_type();
-}
-
-// Nodes that name data and compute nothing.
-bool is_view(const ggml_tensor *node) {
-  return node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE ||
-         node->op == GGML_OP_TRANSPOSE;
-}
+thread_local PackedCount *current_count = nullptr;
 
 // llama.cpp gives the head of a model with tied embeddings the name of the embeddings, which it also keeps as they are.
 bool is_copy(const ggml_tensor *tensor) {
@@ -134,38 +70,6 @@ void for_each_index(int64_t n, bool is_big, const Work &work) {
   }
 }
 
-// Where the rows of packed weights are, in a buffer of ours.
-struct PackedMatrices {
-  explicit PackedMatrices(const ggml_tensor *weights)
-      : type(traits_of(weights->type)->kernel()->type),
-        n_in(weights->ne[0]),
-        n_out(weights->ne[1]),
-        n_tiles(df2_qmm_n_tiles(n_out)),
-        row_bytes(df2_qmm_row_bytes(type, n_in)),
-        tile_bytes(df2_qmm_tile_bytes(type, n_in)),
-        tiles(static_cast<uint8_t *>(weights->data)) {}
-
-  // The tile of one matrix.
-  uint8_t *matrix(int64_t index) const { return tiles + static_cast<size_t>(index * n_tiles) * tile_bytes; }
-
-  // One row, counted through all matrices.
-  void unpack(uint8_t *row, int64_t index) const {
-    const int64_t output = index % n_out;
-    const uint8_t *tile = matrix(index / n_out) + static_cast<size_t>(output / DF2_QMM_TILE) * tile_bytes;
-    df2_qmm_unpack_row(row, type, tile, n_in, output % DF2_QMM_TILE);
-  }
-
-  df2_qmm_type type;
-  int64_t n_in;
-  int64_t n_out;
-  int64_t n_tiles;
-  size_t row_bytes;
-  size_t tile_bytes;
-  uint8_t *tiles;
-};
-
-thread_local PackedCount *current_count = nullptr;
-
 }  // namespace
 
 // The memory behind one ggml buffer.
@@ -198,13 +102,13 @@ class PackedBuffer {
   void get(const ggml_tensor *tensor, uint8_t *data, size_t offset, size_t size) {
     const PackedMatrices matrices(tensor);
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto row_bytes = static_cast<int64_t>(matrices.row_bytes);
+    const auto row_bytes = static_cast<int64_t>(matrices.row_bytes());
     const auto begin = static_cast<int64_t>(offset);
     const auto end = static_cast<int64_t>(offset + size);
     const int64_t first = (begin + row_bytes - 1) / row_bytes;
     const int64_t last = end / row_bytes;
     const auto copy_part = [&](int64_t row) {
-      std::vector<uint8_t> whole(matrices.row_bytes);
+      std::vector<uint8_t> whole(matrices.row_bytes());
       matrices.unpack(whole.data(), row);
       const int64_t from = std::max(begin, row * row_bytes);
       const int64_t to = std::min(end, (row + 1) * row_bytes);
@@ -247,14 +151,9 @@ class PackedBuffer {
 
   void pack(const ggml_tensor *tensor, const void *data) {
     const PackedMatrices matrices(tensor);
-    const size_t matrix_bytes = static_cast<size_t>(matrices.n_out) * matrices.row_bytes;
-    const auto *weights = static_cast<const uint8_t *>(data);
-    for_each_index(matrices.n_tiles * tensor->ne[2], ggml_nbytes(tensor) >= kBig, [&](int64_t i) {
-      const int64_t matrix = i / matrices.n_tiles;
-      df2_qmm_pack_tile(matrices.matrix(matrix), matrices.type, weights + static_cast<size_t>(matrix) * matrix_bytes,
-                        matrices.n_out, matrices.n_in, i % matrices.n_tiles);
-    });
-    count(traits_of(tensor->type)->packed_bytes(tensor), is_copy(tensor));
+    for_each_index(matrices.n_tiles(), ggml_nbytes(tensor) >= kBig,
+                   [&](int64_t tile) { matrices.pack(static_cast<const uint8_t *>(data), tile); });
+    count(packed_size(tensor), is_copy(tensor));
   }
 
   void count(size_t n_bytes, bool copied) {
@@ -294,10 +193,9 @@ void *get_base(ggml_backend_buffer_t buffer) {
 
 enum ggml_status init_tensor(ggml_backend_buffer_t /*buffer*/, struct ggml_tensor *tensor) {
   if (tensor->view_src != nullptr) {
-    return GGML_STATUS_SUCCESS;  // whoever computes with it is told in get_tensor_traits
+    return GGML_STATUS_SUCCESS;  // whoever computes with it is told when the graph is planned
   }
-  const MatmulTraits *traits = traits_of(tensor->type);
-  return traits != nullptr && traits->takes(tensor) ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
+  return can_pack(tensor) ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
 }
 
 void set_tensor(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor, const void *data, size_t offset,
@@ -342,9 +240,8 @@ size_t get_alignment(ggml_backend_buffer_type_t /*type*/) {
 }
 
 size_t get_alloc_size(ggml_backend_buffer_type_t /*type*/, const struct ggml_tensor *tensor) {
-  const MatmulTraits *traits = traits_of(tensor->type);
   const size_t stock = ggml_nbytes(tensor);  // ggml wants no less
-  return traits != nullptr && traits->takes(tensor) ? std::max(stock, traits->packed_bytes(tensor)) : stock;
+  return can_pack(tensor) ? std::max(stock, packed_size(tensor)) : stock;
 }
 
 // -- ggml::cpu::extra_buffer_type ---------------------------------------------------------------------------------
@@ -352,50 +249,14 @@ size_t get_alloc_size(ggml_backend_buffer_type_t /*type*/, const struct ggml_ten
 class PackedWeights final : public ggml::cpu::extra_buffer_type {
  public:
   bool supports_op(ggml_backend_dev_t /*device*/, const ggml_tensor *op) override {
-    if (wants_stock || (op->op != GGML_OP_MUL_MAT && op->op != GGML_OP_MUL_MAT_ID)) {
+    if (wants_stock_weights() || !can_multiply(op)) {
       return false;
     }
     const ggml_backend_buffer_t x_buffer = op->src[1]->buffer;
-    if (x_buffer != nullptr && !ggml_backend_buffer_is_host(x_buffer)) {
-      return false;
-    }
-    const MatmulTraits *traits = traits_of(op->src[0]->type);
-    return traits != nullptr && traits->supports(op);
+    return x_buffer == nullptr || ggml_backend_buffer_is_host(x_buffer);
   }
 
-  ggml::cpu::tensor_traits *get_tensor_traits(const ggml_tensor *op) override {
-    const ggml_tensor *weights = op->src[0];
-    if (!is_packed(weights)) {
-      return traits_without_weights(op);
-    }
-    const bool is_matmul = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID;
-    MatmulTraits *traits = traits_of(weights->type);
-    if (is_matmul && traits->supports(op)) {
-      return traits;
-    }
-    if (is_view(op)) {
-      return nullptr;
-    }
-    // ggml itself would take the packed bytes for plain weights
-    GGML_ABORT("dflash2: %s of the packed weights %s is not supported; load the model with kernels off",
-               ggml_op_name(op->op), weights->name);
-  }
-
- private:
-  // Of nodes that are ours whatever buffers their operands are in.
-  static ggml::cpu::tensor_traits *traits_without_weights(const ggml_tensor *op) {
-    if (op->op == GGML_OP_ADD) {
-      return traits_of_marked(op);
-    }
-    if (op->op == GGML_OP_FLASH_ATTN_EXT) {
-      AttentionTraits &traits = attention_traits();
-      return traits.supports(op) && !is_stock(op->src[1]->buffer) ? &traits : nullptr;
-    }
-    if (op->op == GGML_OP_MUL_MAT && computes_rowwise) {
-      return rowwise_traits().supports(op) && !is_stock(op->src[0]->buffer) ? &rowwise_traits() : nullptr;
-    }
-    return nullptr;
-  }
+  ggml::cpu::tensor_traits *get_tensor_traits(const ggml_tensor * /*op*/) override { return rule_table(); }
 };
 
 }  // namespace
@@ -404,37 +265,9 @@ ggml_backend_buffer_type_t packed_buffer_type() {
   static ggml_backend_buffer_type type = {
       /*.iface =*/{get_name, alloc_buffer, get_alignment, nullptr, get_alloc_size, nullptr},
       /*.device =*/ggml_backend_reg_dev_get(ggml_backend_cpu_reg(), 0),
-      /*.context =*/new PackedWeights(),  // never destroyed, as the traits
+      /*.context =*/new PackedWeights(),  // never destroyed: ggml may ask for it until the process is gone
   };
   return &type;
-}
-
-void set_kernels(const KernelTable &table) {
-  for (size_t type = 0; type < table.matmul.size(); ++type) {
-    all_traits()[type].set_kernel(table.matmul[type]);
-  }
-  attention_traits().set_kernel(table.attention);
-  computes_rowwise = table.attention != nullptr;
-}
-
-StockBuffers::StockBuffers(std::vector<ggml_backend_buffer_t> buffers) : buffers_(std::move(buffers)) {
-  change_stock_buffers([&](Buffers &list) { list.insert(list.end(), buffers_.begin(), buffers_.end()); });
-}
-
-StockBuffers::~StockBuffers() {
-  change_stock_buffers([&](Buffers &list) {
-    for (const ggml_backend_buffer_t buffer : buffers_) {
-      list.erase(std::find(list.begin(), list.end(), buffer));
-    }
-  });
-}
-
-StockWeights::StockWeights(bool enabled) : before_(wants_stock) {
-  wants_stock = wants_stock || enabled;
-}
-
-StockWeights::~StockWeights() {
-  wants_stock = before_;
 }
 
 PackedBytes packed_bytes(ggml_backend_buffer_t buffer) {
@@ -442,18 +275,8 @@ PackedBytes packed_bytes(ggml_backend_buffer_t buffer) {
   return is_ours ? contents(buffer)->bytes() : PackedBytes{};
 }
 
-bool can_compute_packed(ggml_cgraph *graph) {
-  for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
-    const ggml_tensor *node = ggml_graph_node(graph, i);
-    for (int j = 0; j < GGML_MAX_SRC; ++j) {
-      const ggml_tensor *source = node->src[j];
-      const bool is_affected = source != nullptr && is_packed(source->view_src != nullptr ? source->view_src : source);
-      if (is_affected && !is_view(node) && (j != 0 || !traits_of(source->type)->supports(node))) {
-        return false;
-      }
-    }
-  }
-  return true;
+PackedBytes all_packed_bytes() {
+  return {total_packed, total_copied};
 }
 
 PackedCount::PackedCount() : outer_(current_count) {
@@ -462,10 +285,6 @@ PackedCount::PackedCount() : outer_(current_count) {
 
 PackedCount::~PackedCount() {
   current_count = outer_;
-}
-
-PackedBytes all_packed_bytes() {
-  return {total_packed, total_copied};
 }
 
 }  // namespace df2

@@ -1,10 +1,12 @@
-#include "cpu_backend/rule_attention.h"
-
+// FLASH_ATTN_EXT by ops/attention, in ggml's threads.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <new>
 
+#include "cpu_backend/kernel_table.h"
+#include "cpu_backend/rule.h"
+#include "cpu_backend/stock.h"
 #include "cpu_backend/work_area.h"
 
 namespace df2 {
@@ -293,43 +295,52 @@ class Worker {
   uint8_t *memory_;
 };
 
-}  // namespace
-
-bool AttentionTraits::supports(const ggml_tensor *op) const {
-  if (kernel_ == nullptr || op->op != GGML_OP_FLASH_ATTN_EXT || ggml_is_empty(op)) {
-    return false;
-  }
+// Whether the kernels can compute this node: sizes, types and strides they know.
+bool is_known_attention(const ggml_tensor *op) {
   const ggml_tensor *q = op->src[0];
   const ggml_tensor *k = op->src[1];
   const ggml_tensor *v = op->src[2];
   const ggml_tensor *mask = op->src[3];
-  return op->type == GGML_TYPE_F32 && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && is_known_cache(k) &&
-         is_known_cache(v) && q->ne[2] % k->ne[2] == 0 && k->ne[2] == v->ne[2] && q->ne[3] % k->ne[3] == 0 &&
-         q->ne[3] % v->ne[3] == 0 && ggml_is_contiguous(op) &&
+  return !ggml_is_empty(op) && op->type == GGML_TYPE_F32 && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) &&
+         is_known_cache(k) && is_known_cache(v) && q->ne[2] % k->ne[2] == 0 && k->ne[2] == v->ne[2] &&
+         q->ne[3] % k->ne[3] == 0 && q->ne[3] % v->ne[3] == 0 && ggml_is_contiguous(op) &&
          (mask == nullptr || (mask->type == GGML_TYPE_F16 && mask->nb[0] == sizeof(uint16_t)));
 }
 
-bool AttentionTraits::work_size(int n_threads, const ggml_tensor *op, size_t &size) {
-  size = Attention(op, n_threads).work_bytes();
-  return true;
-}
+class AttentionRule final : public Rule {
+ public:
+  bool matches(const ggml_tensor *op) const override {
+    return op->op == GGML_OP_FLASH_ATTN_EXT && kernels_in_use().attention != nullptr && is_known_attention(op) &&
+           !is_stock_buffer(op->src[1]->buffer);
+  }
 
-bool AttentionTraits::compute_forward(ggml_compute_params *params, ggml_tensor *op) {
-  Attention attention(op, params->nth);
-  attention.place(align_up(params->wdata));
-  Worker worker(*kernel_, attention, *params);
-  if (params->ith == 0) {
-    new (attention.counter) Counter(0);
+  size_t work_bytes(int n_threads, const ggml_tensor *op) const override {
+    return Attention(op, n_threads).work_bytes();
   }
-  ggml_barrier(params->threadpool);
-  if (attention.splits_spans) {
-    worker.single_spans();
-    ggml_barrier(params->threadpool);
-    worker.merge_spans();
-  } else {
-    worker.whole_groups();
+
+  void compute(const ggml_compute_params &params, ggml_tensor *op) const override {
+    Attention attention(op, params.nth);
+    attention.place(align_up(params.wdata));
+    Worker worker(*kernels_in_use().attention, attention, params);
+    if (params.ith == 0) {
+      new (attention.counter) Counter(0);
+    }
+    ggml_barrier(params.threadpool);
+    if (attention.splits_spans) {
+      worker.single_spans();
+      ggml_barrier(params.threadpool);
+      worker.merge_spans();
+    } else {
+      worker.whole_groups();
+    }
   }
-  return true;
+};
+
+}  // namespace
+
+const Rule &rules::attention() {
+  static const auto *rule = new AttentionRule();
+  return *rule;
 }
 
 }  // namespace df2

@@ -1,9 +1,12 @@
-#include "cpu_backend/rule_matmul.h"
-
+// MUL_MAT and MUL_MAT_ID with packed weights, by ops/qmm. The result depends on neither the number of threads nor the
+// other rows.
 #include <algorithm>
 #include <cstring>
 #include <new>
 
+#include "cpu_backend/kernel_table.h"
+#include "cpu_backend/packed_weights.h"
+#include "cpu_backend/rule.h"
 #include "cpu_backend/work_area.h"
 
 namespace df2 {
@@ -430,44 +433,39 @@ void compute_experts(const df2_qmm_kernel &kernel, const ggml_compute_params &pa
   team.multiply();
 }
 
+class MatmulRule final : public Rule {
+ public:
+  bool matches(const ggml_tensor *op) const override { return is_packed(op->src[0]) && can_multiply(op); }
+
+  size_t work_bytes(int /*n_threads*/, const ggml_tensor *op) const override {
+    const df2_qmm_kernel &kernel = kernel_of(op);
+    // ggml's work area is not aligned to a line
+    return kLine +
+           (op->op == GGML_OP_MUL_MAT ? DenseProduct(kernel, op).work_bytes() : ExpertProduct(kernel, op).work_bytes());
+  }
+
+  void compute(const ggml_compute_params &params, ggml_tensor *op) const override {
+    if (op->op == GGML_OP_MUL_MAT) {
+      compute_dense(kernel_of(op), params, op);
+    } else {
+      compute_experts(kernel_of(op), params, op);
+    }
+  }
+
+  // ggml cannot read packed weights.
+  bool can_stand_aside() const override { return false; }
+
+ private:
+  static const df2_qmm_kernel &kernel_of(const ggml_tensor *op) {
+    return *kernels_in_use().matmul_of(op->src[0]->type);
+  }
+};
+
 }  // namespace
 
-bool MatmulTraits::takes(const ggml_tensor *weights) const {
-  return kernel_ != nullptr && weights->ne[0] % df2_qmm_granularity(kernel_->type) == 0 && weights->ne[3] == 1 &&
-         weights->view_src == nullptr && ggml_is_contiguous(weights);
-}
-
-bool MatmulTraits::supports(const ggml_tensor *op) const {
-  const ggml_tensor *weights = op->src[0];
-  const ggml_tensor *x = op->src[1];
-  if (!takes(weights) || x->type != GGML_TYPE_F32 || x->nb[0] != sizeof(float) || op->type != GGML_TYPE_F32) {
-    return false;
-  }
-  if (op->op == GGML_OP_MUL_MAT) {
-    return weights->ne[2] == 1;
-  }
-  return op->op == GGML_OP_MUL_MAT_ID && op->src[2]->type == GGML_TYPE_I32;
-}
-
-size_t MatmulTraits::packed_bytes(const ggml_tensor *weights) const {
-  return static_cast<size_t>(df2_qmm_n_tiles(weights->ne[1]) * weights->ne[2]) *
-         df2_qmm_tile_bytes(kernel_->type, weights->ne[0]);
-}
-
-bool MatmulTraits::work_size(int /*n_threads*/, const ggml_tensor *op, size_t &size) {
-  // ggml's work area is not aligned to a line
-  size = kLine + (op->op == GGML_OP_MUL_MAT ? DenseProduct(*kernel_, op).work_bytes()
-                                            : ExpertProduct(*kernel_, op).work_bytes());
-  return true;
-}
-
-bool MatmulTraits::compute_forward(ggml_compute_params *params, ggml_tensor *op) {
-  if (op->op == GGML_OP_MUL_MAT) {
-    compute_dense(*kernel_, *params, op);
-  } else {
-    compute_experts(*kernel_, *params, op);
-  }
-  return true;
+const Rule &rules::matmul() {
+  static const auto *rule = new MatmulRule();
+  return *rule;
 }
 
 }  // namespace df2

@@ -1,13 +1,18 @@
-#include "cpu_backend/rule_rowwise.h"
-
+// MUL_MAT nodes with few rows whose weights are not packed: types without a kernel, odd row lengths, attention without
+// flash attention. ggml multiplies several rows with other code than one, which rounds differently; here every row is
+// multiplied by ggml's own code for one.
 #include <algorithm>
 
+#include "cpu_backend/kernel_table.h"
+#include "cpu_backend/rule.h"
+#include "cpu_backend/stock.h"
 #include "ggml-cpu.h"
 
 namespace df2 {
 
 namespace {
 
+// Nodes with more rows than a verify has are ggml's, which is faster there.
 constexpr int64_t kMaxRows = 64;
 
 // The form ggml's dot product wants the second operand in.
@@ -63,46 +68,54 @@ void multiply(const ggml_compute_params &params, ggml_tensor *op, int64_t i2, in
   }
 }
 
-}  // namespace
-
-bool RowwiseTraits::supports(const ggml_tensor *op) const {
-  if (op->op != GGML_OP_MUL_MAT || op->src[1]->ne[1] > kMaxRows) {
-    return false;
-  }
+bool is_few_plain_rows(const ggml_tensor *op) {
   const ggml_tensor *weights = op->src[0];
   const ggml_tensor *x = op->src[1];
   const ggml_type_traits_cpu *traits = ggml_get_type_traits_cpu(weights->type);
   const bool is_plain = weights->buffer != nullptr && ggml_backend_buffer_is_host(weights->buffer);
   // op_params[1] marks products that ggml computes as a transform
-  return is_plain && op->op_params[1] == 0 && traits->vec_dot != nullptr &&
+  return x->ne[1] <= kMaxRows && is_plain && op->op_params[1] == 0 && traits->vec_dot != nullptr &&
          (traits->vec_dot_type == GGML_TYPE_F32 ||
           ggml_get_type_traits_cpu(traits->vec_dot_type)->from_float != nullptr) &&
          weights->nb[0] == ggml_type_size(weights->type) && x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) &&
          op->type == GGML_TYPE_F32 && op->nb[0] == sizeof(float);
 }
 
-bool RowwiseTraits::work_size(int /*n_threads*/, const ggml_tensor *op, size_t &size) {
-  size = dot_type(op) != GGML_TYPE_F32 ? static_cast<size_t>(n_rows(op)) * row_bytes(op) : 0;
-  return true;
-}
+class RowwiseRule final : public Rule {
+ public:
+  bool matches(const ggml_tensor *op) const override {
+    return op->op == GGML_OP_MUL_MAT && !kernels_in_use().is_empty() && is_few_plain_rows(op) &&
+           !is_stock_buffer(op->src[0]->buffer);
+  }
 
-bool RowwiseTraits::compute_forward(ggml_compute_params *params, ggml_tensor *op) {
-  if (dot_type(op) != GGML_TYPE_F32) {
-    convert_rows(*params, op);
-    ggml_barrier(params->threadpool);
+  size_t work_bytes(int /*n_threads*/, const ggml_tensor *op) const override {
+    return dot_type(op) != GGML_TYPE_F32 ? static_cast<size_t>(n_rows(op)) * row_bytes(op) : 0;
   }
-  // all outputs of all matrices in one line, cut into a share per thread
-  const int64_t n_out = op->ne[0];
-  const int64_t n = n_out * op->ne[2] * op->ne[3];
-  const int64_t end = n * (params->ith + 1) / params->nth;
-  for (int64_t at = n * params->ith / params->nth; at < end;) {
-    const int64_t matrix = at / n_out;
-    const int64_t first = at % n_out;
-    const int64_t last = std::min(n_out, first + end - at);
-    multiply(*params, op, matrix % op->ne[2], matrix / op->ne[2], first, last);
-    at += last - first;
+
+  void compute(const ggml_compute_params &params, ggml_tensor *op) const override {
+    if (dot_type(op) != GGML_TYPE_F32) {
+      convert_rows(params, op);
+      ggml_barrier(params.threadpool);
+    }
+    // all outputs of all matrices in one line, cut into a share per thread
+    const int64_t n_out = op->ne[0];
+    const int64_t n = n_out * op->ne[2] * op->ne[3];
+    const int64_t end = n * (params.ith + 1) / params.nth;
+    for (int64_t at = n * params.ith / params.nth; at < end;) {
+      const int64_t matrix = at / n_out;
+      const int64_t first = at % n_out;
+      const int64_t last = std::min(n_out, first + end - at);
+      multiply(params, op, matrix % op->ne[2], matrix / op->ne[2], first, last);
+      at += last - first;
+    }
   }
-  return true;
+};
+
+}  // namespace
+
+const Rule &rules::rowwise() {
+  static const auto *rule = new RowwiseRule();
+  return *rule;
 }
 
 }  // namespace df2

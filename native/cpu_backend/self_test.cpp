@@ -9,6 +9,8 @@
 #include "common/error.h"
 #include "common/load_guard.h"
 #include "cpu_backend/kernels.h"
+#include "cpu_backend/packed_buffer.h"
+#include "cpu_backend/stock.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 

@@ -142,14 +142,15 @@ DF2_API int32_t df2_kernels_info_get(df2_kernels_info *info);
  * Taps: how the target's hidden states are read
  * ------------------------------------------------------------------------------------------------------------ */
 
-/* Creates the object that reads a target's hidden states. Only needed by programs that create the llama_context
- * themselves: put df2_taps_eval and the object into llama_context_params.cb_eval and .cb_eval_user_data, create the
- * context, then df2_target_attach it. Works for every architecture that names its layer outputs.
+/* Creates the object that reads a target's hidden states in a context that the program creates, where the kernels do
+ * not (df2_kernels_info_get tells whether they are in use): put df2_taps_eval and the object into
+ * llama_context_params.cb_eval and .cb_eval_user_data, create the context, then df2_target_attach it.
  * Owned by the caller; must outlive the context. */
 DF2_API int32_t df2_taps_create(df2_taps **out);
 DF2_API void df2_taps_free(df2_taps *taps);
 
-/* A ggml_backend_sched_eval_callback; `taps` is the df2_taps. Called by llama.cpp, never by the program. */
+/* A ggml_backend_sched_eval_callback; `taps` is the df2_taps. Called by llama.cpp, never by the program. It costs
+ * nothing where the kernels read the hidden states. */
 DF2_API bool df2_taps_eval(struct ggml_tensor *tensor, bool ask, void *taps);
 
 /* ---------------------------------------------------------------------------------------------------------------
@@ -178,8 +179,9 @@ DF2_API int32_t df2_target_open(df2_target **out, const char *path, const df2_ta
 
 /* Wraps a context that the program created. The context is borrowed: it must outlive the target, and while a session
  * exists nothing else may decode with it or change its memory (sequence 0 is the session's).
- * taps: the object given to the context as cb_eval_user_data. NULL: hidden states are read as llama.cpp's own
- * `layer input` outputs, which only some architectures record; df2_session_create says if this one does not.
+ * taps: the object given to the context as cb_eval_user_data, or NULL. Without it hidden states are read by the
+ * kernels, or, without kernels, as llama.cpp's `layer input` outputs, which only some architectures record;
+ * df2_session_create says if this one does not.
  * Errors: DF2_EINVAL. On failure *out is NULL and the context is as before. */
 DF2_API int32_t df2_target_attach(df2_target **out, struct llama_context *context, df2_taps *taps);
 

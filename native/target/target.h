@@ -9,8 +9,8 @@
 
 #include "common/shared_weights.h"
 #include "cpu_backend/packed_bytes.h"
-#include "cpu_backend/taps.h"
 #include "dflash2.h"
+#include "target/tap_source.h"
 
 struct ggml_threadpool;
 struct llama_batch;
@@ -20,24 +20,18 @@ struct llama_vocab;
 
 namespace df2 {
 
-class StockBuffers;
-
-struct TargetOptions {
-  int32_t n_ctx;
-  int32_t n_batch;
-  int32_t n_threads;
-  bool kernels;  // where they can be used
-};
+struct OwnContext;
+struct TargetOptions;
 
 class Target {
  public:
   static std::unique_ptr<Target> open(const std::string &path, const TargetOptions &options);
-  // taps may be null: hidden states then come from llama.cpp's layer-input outputs.
+  // taps: of the context's evaluation callback, or null.
   static std::unique_ptr<Target> attach(llama_context *context, df2_taps *taps);
   ~Target();
 
   llama_context *context() const { return context_; }
-  ggml_threadpool *threadpool() const { return threadpool_; }
+  ggml_threadpool *threadpool() const;  // null: the context's owner knows
   int32_t n_ctx() const;
   int32_t n_batch() const;
   int32_t n_threads() const;
@@ -64,13 +58,13 @@ class Target {
   // Of the weights its graph computes with. Throws DF2_EUNSUPPORTED if it uses them in a way that ends the process.
   PackedBytes packed_weights();
 
-  // From now on, decodes read these layers (as layer inputs). Throws DF2_EUNSUPPORTED if this architecture, or this
-  // context, does not show them. Empty: stop.
+  // From now on, decodes can read these layers (as layer inputs). Empty: stop. Throws DF2_EUNSUPPORTED if neither this
+  // architecture nor this context shows them; none are read then.
   void select_taps(const std::vector<int32_t> &layers);
 
   // Decodes tokens at positions position, position + 1, ... of sequence 0. all_logits: for every token, else for the
-  // last. features: [n_tokens][n_taps * n_embd] to fill, or null. n_tokens <= n_batch. Throws DF2_EBACKEND; the memory
-  // may then hold some of the tokens, and the caller truncates it.
+  // last. features: [n_tokens][n_taps * n_embd] to fill, once taps are selected, or null. n_tokens <= n_batch. Throws
+  // DF2_EBACKEND; the memory may then hold some of the tokens, and the caller truncates it.
   void decode(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits, float *features);
 
   // Logits of the i-th token of the last decode that asked for them: [n_vocab].
@@ -88,42 +82,19 @@ class Target {
   void clear();
 
  private:
-  Target() = default;
-  // Null: ggml gave up on packed weights.
-  static std::unique_ptr<Target> load(const std::string &path, const TargetOptions &options);
-  bool can_use_packed();
-  // Keeps this library's kernels away from the model's weights and caches.
-  void leave_to_ggml();
+  Target(llama_context *context, df2_taps *taps);
   void decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits);
-  void read_layer_inputs(float *features, int32_t n_tokens);
 
-  llama_model *model_ = nullptr;
-  const llama_vocab *vocab_ = nullptr;
-  llama_context *context_ = nullptr;
-  ggml_threadpool *threadpool_ = nullptr;
-  bool owns_context_ = false;
-  bool knows_packed_ = false;
-  PackedBytes packed_;
-  std::unique_ptr<StockBuffers> stock_buffers_;  // with kernels off
-  std::unique_ptr<df2_taps> own_taps_;
-  df2_taps *taps_ = nullptr;
-  bool may_mark_ = false;  // this library may compute the tapped nodes
-  std::vector<int32_t> tap_layers_;
+  std::unique_ptr<OwnContext> own_;  // null: attached
+  const llama_model *model_;
+  const llama_vocab *vocab_;
+  llama_context *context_;
+  df2_taps *taps_;
+  std::unique_ptr<PackedBytes> packed_;  // null until known
+  std::unique_ptr<TapSource> tap_source_;
+  bool taps_last_layer_ = false;
   std::unique_ptr<llama_batch> batch_;
   std::vector<llama_token_data> candidates_;
-};
-
-// A context belongs to one session at a time, however many targets wrap it.
-class ContextClaim {
- public:
-  // Throws DF2_EINVAL if the context is taken.
-  explicit ContextClaim(llama_context *context);
-  ~ContextClaim();
-  ContextClaim(const ContextClaim &) = delete;
-  ContextClaim &operator=(const ContextClaim &) = delete;
-
- private:
-  llama_context *context_;
 };
 
 }  // namespace df2

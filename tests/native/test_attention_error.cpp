@@ -14,6 +14,7 @@
 
 #include "check.h"
 #include "cpu_backend/kernels.h"
+#include "cpu_backend/stock.h"
 #include "ggml_nodes.h"
 #include "ops/attention/attention.h"
 #include "ops/common/cpu.h"

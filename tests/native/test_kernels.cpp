@@ -11,7 +11,11 @@
 #include <vector>
 
 #include "check.h"
+#include "cpu_backend/ggml_cpu_internals.h"
 #include "cpu_backend/kernels.h"
+#include "cpu_backend/packed_buffer.h"
+#include "cpu_backend/packed_weights.h"
+#include "cpu_backend/stock.h"
 #include "dflash2.h"
 #include "ggml_nodes.h"
 #include "ops/common/cpu.h"

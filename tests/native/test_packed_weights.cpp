@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "cpu_backend/kernels.h"
+#include "cpu_backend/packed_buffer.h"
 #include "dflash2.h"
 #include "ggml_nodes.h"
 

@@ -1,19 +1,30 @@
-// Hidden states read from marked nodes against hidden states read by cutting the graph, bit by bit.
+// Hidden states read by the rule of the CPU back end against hidden states read by cutting the graph, bit by bit.
+#include <algorithm>
+#include <array>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "check.h"
-#include "cpu_backend/taps.h"
+#include "cpu_backend/rule_taps.h"
 #include "dflash2.h"
+#include "ggml_nodes.h"
 #include "llama.h"
+#include "target/tap_source.h"
 
 namespace {
+
+using df2::TapForm;
+using df2::TapRecorder;
+using df2::TapScope;
 
 const std::vector<int32_t> kLayers = {3, 1, 4};  // as layer inputs; the tiny target has 4 layers
 constexpr int32_t kTokens = 11;
 constexpr int32_t kMicroBatch = 4;
 
-int n_cuts = 0;
+// -- Models -----------------------------------------------------------------------------------------------------------
+
+thread_local int n_cuts = 0;
 
 // llama.cpp asks about every node, and comes back to those it is to be cut at.
 bool count_cuts(ggml_tensor *tensor, bool ask, void *taps) {
@@ -24,17 +35,18 @@ bool count_cuts(ggml_tensor *tensor, bool ask, void *taps) {
 struct Decoded {
   std::vector<float> features;
   std::vector<float> logits;
-  bool complete;
+  bool is_complete;
 };
 
 class Context {
  public:
+  // taps: of the evaluation callback; null: there is none.
   Context(llama_model *model, df2_taps *taps) : taps_(taps) {
     llama_context_params params = llama_context_default_params();
     params.n_ctx = 256;
     params.n_ubatch = kMicroBatch;
     params.n_threads = params.n_threads_batch = 2;
-    params.cb_eval = count_cuts;
+    params.cb_eval = taps != nullptr ? count_cuts : nullptr;
     params.cb_eval_user_data = taps;
     context_ = llama_init_from_model(model, params);
     n_embd_ = llama_model_n_embd(model);
@@ -42,73 +54,244 @@ class Context {
   }
   ~Context() { llama_free(context_); }
 
-  Decoded decode(bool reads, bool may_mark) {
+  // Hidden states by the callback.
+  Decoded cut(const std::vector<int32_t> &layers, int32_t first_token = 5) {
+    TapRecorder &recorder = taps_->recorder;
+    recorder.select(layers, n_embd_, TapForm::kRow);
+    return record(recorder, layers.size(), first_token);
+  }
+
+  // Hidden states by the rule.
+  Decoded whole(const std::vector<int32_t> &layers, int32_t first_token = 5) {
+    recorder_.select(layers, n_embd_, TapForm::kRow);
+    const TapScope scope(&recorder_);
+    return record(recorder_, layers.size(), first_token);
+  }
+
+  std::vector<float> logits(int32_t first_token = 5) {
     llama_memory_clear(llama_get_memory(context_), true);
     llama_batch batch = llama_batch_init(kTokens, 0, 1);
     batch.n_tokens = kTokens;
     for (int32_t i = 0; i < kTokens; ++i) {
-      batch.token[i] = 5 + 7 * i;
+      batch.token[i] = (first_token + 7 * i) % n_vocab_;
       batch.pos[i] = i;
       batch.n_seq_id[i] = 1;
       batch.seq_id[i][0] = 0;
       batch.logits[i] = 1;  // the last layer computes what asks for logits
     }
-    Decoded decoded;
-    decoded.features.resize(kLayers.size() * static_cast<size_t>(kTokens * n_embd_), -1.0f);
-    taps_->begin(reads ? decoded.features.data() : nullptr, kTokens, may_mark);
     n_cuts = 0;
     CHECK(llama_decode(context_, batch) == 0);
-    decoded.complete = taps_->complete();
-    taps_->end();
+    llama_batch_free(batch);
+    std::vector<float> all;
     for (int32_t i = 0; i < kTokens; ++i) {
       const float *row = llama_get_logits_ith(context_, i);
-      decoded.logits.insert(decoded.logits.end(), row, row + n_vocab_);
+      all.insert(all.end(), row, row + n_vocab_);
     }
-    llama_batch_free(batch);
-    return decoded;
+    return all;
   }
 
  private:
+  Decoded record(TapRecorder &recorder, size_t n_taps, int32_t first_token) {
+    Decoded decoded;
+    decoded.features.resize(n_taps * static_cast<size_t>(kTokens * n_embd_), -1.0f);
+    recorder.begin(decoded.features.data(), kTokens);
+    decoded.logits = logits(first_token);
+    decoded.is_complete = recorder.is_complete();
+    recorder.end();
+    return decoded;
+  }
+
+  TapRecorder recorder_;
   df2_taps *taps_;
   llama_context *context_;
   int32_t n_embd_;
   int32_t n_vocab_;
 };
 
+void check_same(const Decoded &a, const Decoded &b) {
+  CHECK(a.is_complete && b.is_complete);
+  CHECK(same_bits(a.features, b.features));
+  CHECK(same_bits(a.logits, b.logits));
+}
+
 void test_model(llama_model *model) {
   df2_taps *taps = nullptr;
   CHECK(df2_taps_create(&taps) == DF2_OK);
   {
-    Context context(model, taps);
-    taps->select(kLayers, llama_model_n_embd(model));
-    const Decoded cut = context.decode(true, false);
-    CHECK(cut.complete);
+    Context with_callback(model, taps);
+    const Decoded cut = with_callback.cut(kLayers);
     CHECK(n_cuts >= 3 * static_cast<int>(kLayers.size()));  // in each of three micro-batches
-    for (int i = 0; i < 3; ++i) {                           // llama.cpp computes the same graph again
-      const Decoded marked = context.decode(true, true);
-      CHECK(marked.complete);
+    Context plain(model, nullptr);
+    for (int i = 0; i < 3; ++i) {  // llama.cpp computes the same graph again
+      check_same(with_callback.whole(kLayers), cut);
       CHECK(n_cuts == 0);
-      CHECK(marked.features == cut.features);
-      CHECK(marked.logits == cut.logits);
+      check_same(plain.whole(kLayers), cut);
     }
-    // marks of an earlier decode mean nothing to one that reads nothing, or something else
-    CHECK(context.decode(false, true).logits == cut.logits);
+    // claims of an earlier decode mean nothing to one that reads nothing, or something else
+    CHECK(same_bits(plain.logits(), cut.logits));
+    check_same(plain.whole({1}), with_callback.cut({1}));
+    CHECK(same_bits(with_callback.logits(), cut.logits));
     CHECK(n_cuts == 0);
-    taps->select({1}, llama_model_n_embd(model));
-    const Decoded one = context.decode(true, true);
-    CHECK(one.complete);
-    const auto width = static_cast<size_t>(llama_model_n_embd(model));
-    for (size_t row = 0; row < kTokens; ++row) {
-      const float *expected = cut.features.data() + (row * kLayers.size() + 1) * width;
-      CHECK(std::memcmp(one.features.data() + row * width, expected, width * sizeof(float)) == 0);
-    }
     // a layer that does not exist is missed
-    taps->select({9}, llama_model_n_embd(model));
-    CHECK(!context.decode(true, true).complete);
-    taps->select({}, 0);
-    CHECK(context.decode(false, true).logits == cut.logits);
+    CHECK(!plain.whole({9}).is_complete);
+    CHECK(!with_callback.cut({9}).is_complete);
   }
   df2_taps_free(taps);
+}
+
+// Decodes on several threads at once, of which some read hidden states, do not meet.
+void test_threads(llama_model *model) {
+  constexpr size_t kThreads = 4;
+  std::vector<Decoded> expected;
+  {
+    Context context(model, nullptr);
+    for (size_t i = 0; i < kThreads; ++i) {
+      expected.push_back(context.whole(kLayers, static_cast<int32_t>(5 + i)));
+    }
+  }
+  std::vector<std::thread> threads;
+  std::array<int, kThreads> n_wrong = {};
+  for (size_t i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      Context context(model, nullptr);
+      const auto first_token = static_cast<int32_t>(5 + i);
+      for (int round = 0; round < 20; ++round) {
+        if (i == 3) {
+          n_wrong[i] += same_bits(context.logits(first_token), expected[i].logits) ? 0 : 1;
+          continue;
+        }
+        const Decoded decoded = context.whole(kLayers, first_token);
+        n_wrong[i] += decoded.is_complete && same_bits(decoded.features, expected[i].features) &&
+                              same_bits(decoded.logits, expected[i].logits)
+                          ? 0
+                          : 1;
+      }
+    });
+  }
+  for (size_t i = 0; i < kThreads; ++i) {
+    threads[i].join();
+    CHECK(n_wrong[i] == 0);
+  }
+}
+
+// -- Nodes ------------------------------------------------------------------------------------------------------------
+
+constexpr int64_t kWidth = 37;
+constexpr int64_t kRows = 5;
+
+ggml_tensor *input(ggml_context *context, int64_t ne0, int64_t ne1, int64_t ne2 = 1) {
+  return ggml_new_tensor_3d(context, GGML_TYPE_F32, ne0, ne1, ne2);
+}
+
+void fill_sources(ggml_tensor *node) {
+  for (int i = 0; i < 2 && node->src[i] != nullptr; ++i) {
+    ggml_tensor *source = node->src[i]->view_src != nullptr ? node->src[i]->view_src : node->src[i];
+    const std::vector<float> values = noise(static_cast<size_t>(ggml_nelements(source)), 20 + static_cast<uint32_t>(i));
+    ggml_backend_tensor_set(source, values.data(), 0, ggml_nbytes(source));
+  }
+}
+
+// Computes a node as if it were the output of layer 6, with and without its being read. Returns the rows, empty if they
+// were not all read; the node's own values must be ggml's.
+std::vector<float> read_node(const Build &build, int64_t n_rows, TapForm form) {
+  const std::vector<float> expected = compute(build, fill_sources, 1);
+  const Build named = [&](ggml_context *context) {
+    ggml_tensor *node = build(context);
+    ggml_set_name(node, "l_out-6");
+    return node;
+  };
+  std::vector<float> first;
+  for (int n_threads = 1; n_threads <= 3; ++n_threads) {
+    TapRecorder recorder;
+    recorder.select({7}, kWidth, form);
+    std::vector<float> features(static_cast<size_t>(kWidth * n_rows), -1.0f);
+    recorder.begin(features.data(), n_rows);
+    {
+      const TapScope scope(&recorder);
+      CHECK(same_bits(compute(named, fill_sources, n_threads), expected));
+    }
+    features = recorder.is_complete() ? features : std::vector<float>();
+    first = n_threads == 1 ? features : first;
+    CHECK(same_bits(features, first));
+  }
+  CHECK(first.empty() || same_bits(first, {expected.begin(), expected.begin() + kWidth * n_rows}));
+  return first;
+}
+
+bool is_read(const Build &build, int64_t n_rows = kRows, TapForm form = TapForm::kRow) {
+  return !read_node(build, n_rows, form).empty();
+}
+
+void test_known_nodes() {
+  const auto rows = [](ggml_context *context) { return input(context, kWidth, kRows); };
+  CHECK(is_read([&](ggml_context *c) { return ggml_add(c, rows(c), rows(c)); }));
+  CHECK(is_read([&](ggml_context *c) { return ggml_add(c, rows(c), input(c, kWidth, 1)); }));  // a control vector
+  CHECK(is_read([&](ggml_context *c) { return ggml_mul(c, rows(c), rows(c)); }));
+  CHECK(is_read([&](ggml_context *c) { return ggml_mul(c, rows(c), input(c, 1, 1)); }));
+  CHECK(is_read([&](ggml_context *c) { return ggml_scale(c, rows(c), 0.3f); }));
+  // three streams, one behind the other
+  const Build streams = [](ggml_context *c) {
+    return ggml_concat(c, input(c, kWidth, kRows), input(c, kWidth, kRows, 2), 2);
+  };
+  CHECK(is_read(streams, kRows, TapForm::kFirstStream));
+  CHECK(is_read([&](ggml_context *c) { return ggml_add(c, input(c, kWidth, kRows, 3), input(c, kWidth, 1)); }, kRows,
+                TapForm::kFirstStream));
+}
+
+// What is not understood is left to ggml, and missed.
+void test_unknown_nodes() {
+  const auto rows = [](ggml_context *context) { return input(context, kWidth, kRows); };
+  CHECK(!is_read([&](ggml_context *c) { return ggml_scale_bias(c, rows(c), 0.3f, 1.0f); }));
+  CHECK(!is_read([&](ggml_context *c) { return ggml_add(c, rows(c), input(c, 1, kRows)); }));  // a number per row
+  CHECK(!is_read([&](ggml_context *c) { return ggml_sqr(c, rows(c)); }));
+  CHECK(!is_read([&](ggml_context *c) { return ggml_sub(c, rows(c), rows(c)); }));
+  CHECK(!is_read([&](ggml_context *c) {
+    ggml_tensor *wide = input(c, 2 * kWidth, kRows);
+    return ggml_add(c, ggml_view_2d(c, wide, kWidth, kRows, wide->nb[1], 0), rows(c));
+  }));
+  // other shapes than the form says: other widths, streams, more rows than were decoded
+  CHECK(!is_read([&](ggml_context *c) { return ggml_add(c, input(c, kWidth + 1, kRows), input(c, kWidth + 1, 1)); }));
+  CHECK(!is_read([&](ggml_context *c) { return ggml_add(c, input(c, kWidth, kRows, 2), input(c, kWidth, 1)); }));
+  CHECK(!is_read([&](ggml_context *c) { return ggml_add(c, rows(c), rows(c)); }, kRows - 1));
+  CHECK(!is_read([&](ggml_context *c) { return ggml_add(c, rows(c), rows(c)); }, kRows + 1));
+  CHECK(!is_read([&](ggml_context *c) { return ggml_add(c, input(c, kWidth, 4, kRows), input(c, kWidth, 1)); }, kRows,
+                 TapForm::kStreamMean));
+}
+
+// The callback also knows the mean of streams; with as many tokens as streams their shape alone would not tell.
+void test_stream_mean() {
+  constexpr int64_t kStreams = 4;
+  for (const int64_t n_rows : {1, 4, 5}) {
+    const ggml_context_ptr context = make_context();
+    ggml_tensor *node = input(context.get(), kWidth, kStreams, n_rows);
+    ggml_set_name(node, "l_out-6");
+    const ggml_backend_buffer_ptr buffer(
+        ggml_backend_alloc_ctx_tensors_from_buft(context.get(), ggml_backend_cpu_buffer_type()));
+    const std::vector<float> values = noise(static_cast<size_t>(kWidth * kStreams * n_rows), 30);
+    ggml_backend_tensor_set(node, values.data(), 0, ggml_nbytes(node));
+    TapRecorder recorder;
+    recorder.select({7}, kWidth, TapForm::kStreamMean);
+    std::vector<float> features(static_cast<size_t>(kWidth * n_rows), -1.0f);
+    recorder.begin(features.data(), n_rows);
+    CHECK(recorder.on_tensor(node, true));
+    CHECK(recorder.on_tensor(node, false));
+    CHECK(recorder.is_complete());
+    for (int64_t row = 0; row < n_rows; ++row) {
+      for (int64_t i = 0; i < kWidth; ++i) {
+        const float *x = values.data() + row * kStreams * kWidth + i;
+        const float mean = (((x[0] + x[kWidth]) + x[2 * kWidth]) + x[3 * kWidth]) * 0.25f;
+        CHECK(features[static_cast<size_t>(row * kWidth + i)] == mean);
+      }
+    }
+  }
+}
+
+void test_names() {
+  CHECK(df2::tapped_layer("l_out-0") == 1);
+  CHECK(df2::tapped_layer("l_out-31") == 32);
+  for (const char *name : {"l_out", "l_out-", "l_out-x", "l_out-3 (view)", "mtp_l_out-3", "result_norm", ""}) {
+    CHECK(df2::tapped_layer(name) == -1);
+  }
 }
 
 }  // namespace
@@ -120,10 +303,22 @@ int main(int argc, char **argv) {
   llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
   CHECK(df2_kernels_enable() == DF2_OK);
   llama_backend_init();
+  test_names();
+  test_stream_mean();
+  df2_kernels_info info = {};
+  info.struct_size = sizeof(info);
+  CHECK(df2_kernels_info_get(&info) == DF2_OK);
+  if (info.state != DF2_KERNELS_ACTIVE) {
+    std::printf("taps: no kernels for this CPU, so no rules\n");
+    return report("taps");
+  }
+  test_known_nodes();
+  test_unknown_nodes();
   llama_model *model = llama_model_load_from_file(argv[1], llama_model_default_params());
   CHECK(model != nullptr);
   if (model != nullptr) {
     test_model(model);
+    test_threads(model);
     llama_model_free(model);
   }
   return report("taps");

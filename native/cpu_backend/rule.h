@@ -1,0 +1,54 @@
+// An operation of ggml's CPU back end that this library takes over: which nodes, how much work area, how computed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu_backend/ggml_cpu_internals.h"
+
+namespace df2 {
+
+class Rule;
+
+// What `extra` of a node points to while the node is a rule's. It is written when the graph is planned, by the thread
+// that computes it; all threads read it while they compute. ggml's CPU back end uses `extra` of weights only; the magic
+// number tells should that change.
+struct Claim {
+  static constexpr uint64_t kMagic = 0x6432'7275'6c65'2121;
+  uint64_t magic;
+  const Rule *rule;
+};
+
+// Rules are made once and live as long as the process.
+class Rule {
+ public:
+  virtual ~Rule() = default;
+
+  // Whether this rule computes the node. Asked for every node each time its graph is planned, on the thread that is
+  // about to compute it, and never while it is computed: what is true of that thread alone may decide.
+  virtual bool matches(const ggml_tensor *op) const = 0;
+
+  // Takes a node that matches. What is returned stays in place until the graph has been computed.
+  virtual const Claim *claim(ggml_tensor * /*op*/) const { return &claim_; }
+
+  // Bytes of work area that n_threads share while they compute the node.
+  virtual size_t work_bytes(int n_threads, const ggml_tensor *op) const = 0;
+
+  // One thread's part of computing a node that was claimed.
+  virtual void compute(const ggml_compute_params &params, ggml_tensor *op) const = 0;
+
+  // Whether ggml can compute the node as well, and is left to where its reference implementation is asked for.
+  virtual bool can_stand_aside() const { return true; }
+
+ private:
+  const Claim claim_ = {Claim::kMagic, this};
+};
+
+// The rules, by name.
+namespace rules {
+#define DF2_RULE(name) const Rule &name();
+#include "cpu_backend/rules.inc"
+#undef DF2_RULE
+}  // namespace rules
+
+}  // namespace df2

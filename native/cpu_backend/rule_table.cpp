@@ -1,0 +1,115 @@
+#include "cpu_backend/rule_table.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "cpu_backend/packed_weights.h"
+#include "cpu_backend/rule.h"
+#include "ggml-cpp.h"
+#include "ggml-cpu.h"
+
+namespace df2 {
+
+namespace {
+
+const Rule *first_match(const ggml_tensor *op) {
+  using Get = const Rule &(*)();
+  static constexpr Get kRules[] = {
+#define DF2_RULE(name) rules::name,
+#include "cpu_backend/rules.inc"
+#undef DF2_RULE
+  };
+  for (const Get get : kRules) {
+    const Rule &rule = get();
+    if (rule.matches(op)) {
+      return &rule;
+    }
+  }
+  return nullptr;
+}
+
+const Claim *claim_of(const ggml_tensor *op) {
+  const auto *claim = static_cast<const Claim *>(op->extra);
+  return claim != nullptr && claim->magic == Claim::kMagic ? claim : nullptr;
+}
+
+// The work area ggml would ask for if a node were its own. It may be after all: whether the reference implementation is
+// wanted is not known when a graph is planned.
+class StockWork {
+ public:
+  size_t bytes(int n_threads, ggml_tensor *op) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ggml_graph_clear(graph_);
+    ggml_graph_add_node(graph_, op);
+    is_asking = true;
+    const size_t n_bytes = ggml_graph_plan(graph_, n_threads, nullptr).work_size;
+    is_asking = false;
+    return n_bytes;
+  }
+
+  // Whether this thread is asking: rules do not match meanwhile.
+  static thread_local bool is_asking;
+
+ private:
+  std::mutex mutex_;
+  ggml_context_ptr context_{ggml_init({ggml_graph_overhead_custom(1, false), nullptr, true})};
+  ggml_cgraph *graph_ = ggml_new_graph_custom(context_.get(), 1, false);
+};
+
+thread_local bool StockWork::is_asking = false;
+
+StockWork &stock_work() {
+  static auto *work = new StockWork();
+  return *work;
+}
+
+class RuleTable final : public ggml::cpu::tensor_traits {
+ public:
+  bool work_size(int n_threads, const ggml_tensor *op, size_t &size) override {
+    if (StockWork::is_asking) {
+      return false;
+    }
+    auto *node = const_cast<ggml_tensor *>(op);  // the graph is the caller's, who is about to compute it
+    if (claim_of(op) != nullptr) {
+      node->extra = nullptr;  // of an earlier plan
+    }
+    const Rule *rule = first_match(op);
+    if (rule == nullptr) {
+      refuse_packed(op);
+      return false;
+    }
+    size = rule->work_bytes(n_threads, op);
+    if (rule->can_stand_aside()) {
+      size = std::max(size, stock_work().bytes(n_threads, node));
+    }
+    node->extra = const_cast<Claim *>(rule->claim(node));
+    return true;
+  }
+
+  bool compute_forward(ggml_compute_params *params, ggml_tensor *op) override {
+    const Claim *claim = claim_of(op);
+    if (claim == nullptr || (params->use_ref && claim->rule->can_stand_aside())) {
+      return false;
+    }
+    claim->rule->compute(*params, op);
+    return true;
+  }
+
+ private:
+  // ggml itself would take packed bytes for plain weights.
+  static void refuse_packed(const ggml_tensor *op) {
+    if (is_packed(op->src[0]) && !is_view(op)) {
+      GGML_ABORT("dflash2: %s of the packed weights %s is not supported; load the model with kernels off",
+                 ggml_op_name(op->op), op->src[0]->name);
+    }
+  }
+};
+
+}  // namespace
+
+ggml::cpu::tensor_traits *rule_table() {
+  static auto *table = new RuleTable();  // never destroyed: ggml may ask until the process is gone
+  return table;
+}
+
+}  // namespace df2

@@ -1,0 +1,175 @@
+#include "target/target_open.h"
+
+#include <algorithm>
+
+#include "common/cpu_count.h"
+#include "common/error.h"
+#include "common/gguf_file.h"
+#include "common/load_guard.h"
+#include "cpu_backend/kernels.h"
+#include "cpu_backend/packed_buffer.h"
+#include "cpu_backend/packed_weights.h"
+#include "target/target_graph.h"
+
+namespace df2 {
+
+namespace {
+
+constexpr int32_t kDefaultContext = 4096;
+constexpr int32_t kDefaultBatch = 512;
+constexpr int32_t kMaxThreads = 512;  // ggml's own limit
+
+bool ends_with(const std::string &text, const std::string &ending) {
+  return text.size() >= ending.size() && text.compare(text.size() - ending.size(), ending.size(), ending) == 0;
+}
+
+// The types ggml's CPU back end computes with, by the kind of weight.
+void check_weight_type(const std::string &path, const TensorInfo &tensor) {
+  const bool is_float = tensor.type == GGML_TYPE_F32 || tensor.type == GGML_TYPE_F16 || tensor.type == GGML_TYPE_BF16;
+  const bool is_matrix_type =
+      is_float || (ggml_is_quantized(tensor.type) && ggml_get_type_traits_cpu(tensor.type)->vec_dot != nullptr);
+  const bool is_usable = ends_with(tensor.name, "norm.weight") ? tensor.type == GGML_TYPE_F32
+                                                               : !ends_with(tensor.name, ".weight") || is_matrix_type;
+  if (!is_usable) {
+    throw Error(DF2_EFORMAT, format("'%s': tensor '%s' has type %s, which llama.cpp cannot use there; the file is "
+                                    "damaged",
+                                    path.c_str(), tensor.name.c_str(), ggml_type_name(tensor.type)));
+  }
+}
+
+// llama.cpp aborts rather than fails on files whose numbers contradict each other, so the plainest are tested first.
+void check_target_file(const std::string &path) {
+  const GgufFile file(path);
+  const std::string architecture = file.text("general.architecture");
+  if (architecture == "dflash") {
+    throw Error(DF2_EFORMAT, format("'%s' is a drafter, not a target; swap the two files", path.c_str()));
+  }
+  // the first part of a split model may hold the header alone
+  if (file.tensors().empty() && !file.has("split.count")) {
+    throw Error(DF2_EFORMAT, format("'%s' holds no tensors (only a vocabulary?)", path.c_str()));
+  }
+  for (const TensorInfo &tensor : file.tensors()) {
+    check_weight_type(path, tensor);
+  }
+  for (const char *epsilon : {".attention.layer_norm_rms_epsilon", ".attention.layer_norm_epsilon"}) {
+    if (file.number(architecture + epsilon, 0.0f) < 0.0f) {
+      throw Error(DF2_EFORMAT, format("'%s': %s%s must not be negative", path.c_str(), architecture.c_str(), epsilon));
+    }
+  }
+  file.integer(architecture + ".block_count", 1, 4096);
+  file.integer(architecture + ".embedding_length", 1, 1 << 20);
+  file.integer(architecture + ".context_length", 1, 1 << 30);
+  if (file.texts("tokenizer.ggml.tokens").empty()) {
+    throw Error(DF2_EFORMAT, format("'%s' has an empty tokenizer", path.c_str()));
+  }
+}
+
+// Also for a model without kernels: the first one a process loads decides whether later ones can have them.
+void prepare_kernels(bool is_wanted) {
+  try {
+    enable_kernels();
+  } catch (const Error &) {
+    if (is_wanted) {
+      throw;
+    }
+  }
+}
+
+// ggml knows no way to compute with the packed weights of a model.
+struct PackedRefused {};
+
+// What the call gives; null also if ggml would have ended the process. A guard then has its message.
+template <typename Call>
+auto null_if_it_throws(const Call &call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const std::exception &) {
+    return nullptr;
+  }
+}
+
+[[noreturn]] void fail(df2_status status, const LoadGuard &guard, const std::string &what, const std::string &path) {
+  const std::string detail = guard.message().empty() ? "see llama.cpp's log" : guard.message();
+  throw Error(status, format("llama.cpp cannot %s '%s' (%s)", what.c_str(), path.c_str(), detail.c_str()));
+}
+
+void load_model(const std::string &path, const LoadGuard &guard, OwnContext *own) {
+  llama_model_params params = llama_model_default_params();
+  params.n_gpu_layers = 0;  // the drafter computes with the head and embeddings on the CPU
+  const StockWeights stock(!own->kernels);
+  const PackedCount packed;
+  own->model.reset(null_if_it_throws([&] { return llama_model_load_from_file(path.c_str(), params); }));
+  own->packed = packed.bytes();
+  if (own->model == nullptr) {
+    fail(DF2_EFORMAT, guard, "load", path);
+  }
+}
+
+llama_context_params context_params(const TargetOptions &options, const OwnContext &own) {
+  const int32_t n_ctx_train = llama_model_n_ctx_train(own.model.get());
+  llama_context_params params = llama_context_default_params();
+  params.n_ctx = static_cast<uint32_t>(options.n_ctx > 0 ? options.n_ctx : std::min(n_ctx_train, kDefaultContext));
+  params.n_batch = static_cast<uint32_t>(options.n_batch > 0 ? options.n_batch : kDefaultBatch);
+  params.n_ubatch = params.n_batch;
+  params.n_threads = options.n_threads > 0 ? options.n_threads : physical_cores();
+  params.n_threads_batch = params.n_threads;
+  params.n_seq_max = 1;
+  params.cb_eval = df2_taps_eval;
+  params.cb_eval_user_data = own.taps.get();
+  params.no_perf = true;
+  return params;
+}
+
+void create_context(const std::string &path, const TargetOptions &options, const LoadGuard &guard, OwnContext *own) {
+  const llama_context_params params = context_params(options, *own);
+  own->context.reset(null_if_it_throws([&] { return llama_init_from_model(own->model.get(), params); }));
+  const bool has_packed = own->packed.packed > 0;
+  if (own->context == nullptr && has_packed && !guard.message().empty()) {
+    throw PackedRefused();
+  }
+  if (own->context == nullptr) {
+    fail(DF2_ENOMEM, guard, format("create a context of %u tokens for", params.n_ctx), path);
+  }
+  if (has_packed && !can_compute_packed(probe_graph(own->context.get()).graph)) {
+    throw PackedRefused();
+  }
+  ggml_threadpool_params pool = ggml_threadpool_params_default(params.n_threads);
+  own->threadpool.reset(ggml_threadpool_new(&pool));
+  llama_attach_threadpool(own->context.get(), own->threadpool.get(), own->threadpool.get());
+}
+
+OwnContext load(const std::string &path, const TargetOptions &options) {
+  OwnContext own = {};
+  own.taps = std::make_unique<df2_taps>();
+  own.kernels = options.kernels && are_kernels_in_use();
+  const LoadGuard guard;
+  load_model(path, guard, &own);
+  create_context(path, options, guard, &own);
+  if (!own.kernels) {
+    own.stock = std::make_unique<StockBuffers>(stored_buffers(probe_graph(own.context.get()).graph));
+  }
+  return own;
+}
+
+}  // namespace
+
+OwnContext open_context(const std::string &path, const TargetOptions &options) {
+  if (options.n_ctx < 0 || options.n_batch < 0 || options.n_threads < 0 || options.n_threads > kMaxThreads) {
+    throw Error(DF2_EINVAL,
+                format("n_ctx, n_batch and n_threads must not be negative, nor n_threads above %d", kMaxThreads));
+  }
+  check_target_file(path);
+  llama_backend_init();
+  prepare_kernels(options.kernels);
+  try {
+    return load(path, options);
+  } catch (const PackedRefused &) {
+    log_line(DF2_LOG_WARN,
+             format("'%s' uses its weights in a way the kernels do not know; llama.cpp's own are used", path.c_str()));
+  }
+  TargetOptions without_kernels = options;
+  without_kernels.kernels = false;
+  return load(path, without_kernels);
+}
+
+}  // namespace df2
