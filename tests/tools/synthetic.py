@@ -16,6 +16,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, dequantize
 
 from tests.tools.errors import ToolError
 from tests.tools.files import cache_folder
+from tests.tools.gguf_files import finish
 from tests.tools.quantise import FILE_TYPES, write_requantised
 
 _FORMAT = 1  # of the files; raised when what is written changes
@@ -131,14 +132,6 @@ def add_sizes(writer: GGUFWriter, shape: Shape) -> None:
         writer.add_expert_count(shape.experts.n)
         writer.add_expert_used_count(shape.experts.n_used)
         writer.add_expert_feed_forward_length(shape.experts.n_ff)
-
-
-def finish(writer: GGUFWriter) -> None:
-    """Writes everything down."""
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def _add_tensors(writer: GGUFWriter, shape: Shape, kind: GGMLQuantizationType) -> None:

@@ -17,7 +17,8 @@ from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 
 from tests.tools.errors import ToolError
 from tests.tools.files import cache_folder
-from tests.tools.synthetic import Shape, Tensors, add_sizes, finish
+from tests.tools.gguf_files import finish
+from tests.tools.synthetic import Shape, Tensors, add_sizes
 
 _FORMAT = 1  # of the files; raised when what is written changes
 _MATRICES = GGMLQuantizationType.Q4_K
