@@ -54,7 +54,10 @@ _GROUP = re.compile(
     r"(?:(?:namespace|class|struct|union|enum)\b|extern\s*$)",
     re.S,
 )
+# What stands before the parameters. Two underscores begin an attribute.
+_NAME = re.compile(r"\b(?!__)([\w:]*\boperator\s*[^\s\w(]+|[~\w:]+)\s*\(")
 _DELIMITER = re.compile(r"[;{}]")
+_VALUE_ENDS = re.compile(r"\s*[,{]")
 
 
 def code_of(text: str) -> str:
@@ -76,9 +79,9 @@ def _c_functions(text: str) -> Iterator[Function]:
             n_groups += 1
         elif delimiter[0] == "{":
             at = _end_of_block(code, at)
-            if re.compile(r"\s*[,{]").match(code, at):
-                continue  # a member's first value, in a constructor's head: the body is to come
-            if not _is_value(declaration):
+            if declaration.count("(") > declaration.count(")") or _VALUE_ENDS.match(code, at):
+                continue  # a parameter's or a member's first value: the body is to come
+            if _is_function(declaration):
                 yield _function(code, head, at)
         head = at
     if n_groups != 0:
@@ -87,16 +90,24 @@ def _c_functions(text: str) -> Iterator[Function]:
 
 def _is_group(declaration: str) -> bool:
     """Whether declarations stand in the braces: a namespace, extern "C", a type with members."""
-    is_function = declaration.rstrip().endswith((")", " const", " noexcept", " override"))
-    return not is_function and not _is_value(declaration) and bool(_GROUP.match(declaration))
+    if not _GROUP.match(declaration) or "=" in _bare(declaration):
+        return False
+    return not declaration.rstrip().endswith((")", " const", " noexcept", " override"))
 
 
-def _is_value(declaration: str) -> bool:
-    """Whether values stand in the braces: those of a table, for example."""
-    rest = re.sub(r"\boperator\s*[^\s\w]+", "", declaration)
-    while (shorter := re.sub(r"\([^()]*\)", "", rest)) != rest:
+def _is_function(declaration: str) -> bool:
+    """Whether statements stand in the braces, and not values, those of a table for example."""
+    if declaration.rstrip().endswith(")"):
+        return True  # of a lambda, if it is the value of something
+    return "(" in declaration and "=" not in _bare(declaration)
+
+
+def _bare(declaration: str) -> str:
+    """Without what stands in brackets, where an equals sign is a default."""
+    rest = re.sub(r"\boperator\s*[^\s\w(]+", "", declaration)
+    while (shorter := re.sub(r"\([^()]*\)|<[^<>]*>", "", rest)) != rest:
         rest = shorter
-    return "=" in rest
+    return rest
 
 
 def _end_of_block(code: str, at: int) -> int:
@@ -111,6 +122,6 @@ def _end_of_block(code: str, at: int) -> int:
 def _function(code: str, head: int, end: int) -> Function:
     text = code[head:end]
     first = head + len(text) - len(text.lstrip())
-    name = re.search(r"([~\w:]+)\s*\(", text)
+    name = _NAME.search(text.partition("{")[0])
     first_line = code.count("\n", 0, first) + 1
-    return Function(name[1] if name else "", first_line, code.count("\n", first, end) + 1)
+    return Function(name[1] if name else "lambda", first_line, code.count("\n", first, end) + 1)
