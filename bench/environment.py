@@ -92,7 +92,7 @@ def _output(command: list[str]) -> str:
 def _memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
+    except (ValueError, OSError):
         return None
 
 

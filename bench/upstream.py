@@ -27,10 +27,9 @@ from tests.tools.errors import ToolError
 
 HOST_PACKAGE = "llama-cpp-python"
 HOST_VERSION = "0.3.36"
-LLAMA_COMMIT = (
-    "0c1e570"  # the llama.cpp revision inside that version; the source package has no .git
-)
-TOOLS = ("llama-speculative-simple", "llama-bench", "llama-quantize")
+# The llama.cpp revision inside that version; the source package has no .git.
+LLAMA_COMMIT = "0c1e570"
+TOOLS = ("llama-speculative-simple", "llama-bench")
 
 # The defaults of a standalone llama.cpp build that are not the defaults of the pip build. None of
 # them reaches ggml or libllama: they only leave out what needs a network, OpenSSL or a web page.
