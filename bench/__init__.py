@@ -11,4 +11,8 @@ can do.
 
 It never decides whether a change is good: it writes JSON files and tables for people to read. See
 ``docs/performance.md`` for how to read them.
+
+Its surface is the command line, and ``bench.__main__.parse``, which reads one without running it.
+What it shares with the tests, model files and the processes that decode them, is in
+``tests/tools``; nothing there knows the benchmark.
 """

@@ -30,3 +30,8 @@ def not_negative(text: str) -> int:
     if number < 0:
         raise argparse.ArgumentTypeError("must be 0 or more")
     return number
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers from 1 on: `1,2,8`. One that stands twice counts once."""
+    return list(dict.fromkeys(positive(part) for part in text.split(",")))

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from . import cost_report, environment, quantise, synthetic
-from .errors import BenchError
-from .systems import ask
+from tests.tools import quantise, synthetic
+from tests.tools.decoder import MAX_BATCH
+from tests.tools.errors import ToolError
+from tests.tools.kernels import Kernels
+from tests.tools.worker_process import ask
+
+from . import cost_report, environment
+from .arguments import not_negative, numbers, positive
+from .results import now, result_folder, write
 
 FORMAT = 1  # of the JSON file; raised when a field changes its meaning
 _SMOLLM2 = "smollm2"
@@ -28,7 +32,6 @@ _DEFAULT_TYPES = {
     "1b": ["Q4_0", "Q4_K", "Q6_K", "Q8_0"],
     "moe": ["Q4_0", "Q4_K", "MXFP4"],
 }
-_SWITCHES = ("DFLASH2_KERNELS", "DF2_FORCE_ISA")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +40,6 @@ class Case:
 
     name: str
     path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """Who computes the matrix products. ``isa`` forces one instruction set on ours."""
-
-    name: str
-    ours: bool
-    isa: str | None = None
-
-    def variables(self) -> dict[str, str]:
-        """The environment of a process that uses these."""
-        kept = {key: value for key, value in os.environ.items() if key not in _SWITCHES}
-        if not self.ours:
-            return {**kept, "DFLASH2_KERNELS": "off"}
-        return {**kept, "DF2_FORCE_ISA": self.isa} if self.isa else kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +103,8 @@ class Experiment:
         }
 
 
-def main(argv: list[str]) -> int:
-    """Runs the benchmark; raises BenchError if something has to be fixed first."""
-    arguments = _parser().parse_args(argv)
-    return _bench(arguments)
-
-
-def _bench(arguments: argparse.Namespace) -> int:
+def bench(arguments: argparse.Namespace) -> int:
+    """Runs the bench; raises ToolError if something has to be fixed first."""
     cases = [case for spec in arguments.models for case in _cases(spec, arguments.source)]
     experiment = Experiment(
         settings=Settings(
@@ -136,16 +118,12 @@ def _bench(arguments: argparse.Namespace) -> int:
             n_prefills=arguments.prefills,
         ),
         facts={
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "date": now(),
             "environment": environment.describe(),
             "models": {case.name: environment.describe_file(case.path) for case in cases},
         },
     )
-    folder = (
-        arguments.out
-        or Path("build") / "bench" / f"cost-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
-    )
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = result_folder(arguments.out, "cost-")
     environment.warn_if_busy()
     is_complete = False
     try:
@@ -173,7 +151,7 @@ def _run_case(experiment: Experiment, case: Case, systems: list[Kernels]) -> Non
 def _run(settings: Settings, case: Case, kernels: Kernels, turn: int) -> CostRun:
     interference = environment.Interference()
     reply = ask(
-        quantise.DECODE_WORKER,
+        "bench.cost_worker",
         {
             "task": "cost",
             "model": str(case.path),
@@ -216,7 +194,7 @@ def _cases(spec: str, source: Path | None) -> list[Case]:
     path = Path(spec)
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise BenchError(f"{spec} is not a file", "give an existing GGUF with --models")
+            raise ToolError(f"{spec} is not a file", "give an existing GGUF with --models")
         return [Case(path.stem, path.resolve())]
     family, _, types = spec.partition(":")
     names = types.split(",") if types else _DEFAULT_TYPES.get(family, [])
@@ -225,7 +203,7 @@ def _cases(spec: str, source: Path | None) -> list[Case]:
         return [Case(f"{family} {name}", quantise.requantised(smollm2, name)) for name in names]
     if family not in synthetic.SHAPES or not names:
         known = ", ".join((_SMOLLM2, *synthetic.SHAPES))
-        raise BenchError(
+        raise ToolError(
             f"unknown model {spec}", f"one of {known}, with types as in 1b:Q4_0,Q8_0, or a GGUF"
         )
     return [Case(f"{family} {name}", synthetic.synthetic(family, name)) for name in names]
@@ -233,23 +211,12 @@ def _cases(spec: str, source: Path | None) -> list[Case]:
 
 def _write(experiment: Experiment, folder: Path) -> None:
     result = experiment.result()
-    for name, text in (
-        ("cost.json", json.dumps(result, indent=1) + "\n"),
-        ("cost.md", cost_report.markdown(experiment.runs, result)),
-    ):
-        partial = folder / f"{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(folder / name)
+    page = cost_report.markdown(experiment.runs, result)
+    write(folder, {"cost.json": json.dumps(result, indent=1) + "\n", "cost.md": page})
 
 
-def _numbers(text: str) -> list[int]:
-    numbers = [int(part) for part in text.split(",")]
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError("every number must be 1 or more")
-    return list(dict.fromkeys(numbers))
-
-
-def _parser() -> argparse.ArgumentParser:
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Reads the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench cost-curve",
         description="Milliseconds per decode of n tokens: llama.cpp's own kernels against ours.",
@@ -265,13 +232,31 @@ def _parser() -> argparse.ArgumentParser:
     add("--systems", nargs="+", choices=("stock", "ours"), default=["stock", "ours"])
     add("--isa", nargs="+", help="measure ours once with each of these (as DF2_FORCE_ISA)")
     add("--control", action="store_true", help="measure stock twice: shows the noise of a ratio")
-    add("--widths", type=_numbers, default=_numbers("1,2,3,4,5,6,8,12,16"), help="1,2,8")
-    add("--prefill", type=int, default=256, help="tokens of the prefill (default: 256)")
-    add("--depth", type=int, default=64, help="tokens in the context before (default: 64)")
-    add("--threads", type=int, default=2, help="threads (default: 2)")
-    add("--rounds", type=int, default=3, help="processes per model and system (default: 3)")
-    add("--passes", type=int, default=2, help="passes over all widths in a process (default: 2)")
-    add("--decodes", type=int, default=6, help="timed decodes per width and pass (default: 6)")
-    add("--prefills", type=int, default=2, help="timed prefills per pass (default: 2)")
+    add(
+        "--widths",
+        type=numbers,
+        default=numbers("1,2,3,4,5,6,8,12,16"),
+        help=f"tokens per decode, up to {MAX_BATCH} each: 1,2,8",
+    )
+    add(
+        "--prefill",
+        type=positive,
+        default=256,
+        help=f"tokens of the prefill (default: 256, at most {MAX_BATCH})",
+    )
+    add("--depth", type=not_negative, default=64, help="tokens in the context before (default: 64)")
+    add("--threads", type=positive, default=2, help="threads (default: 2)")
+    add("--rounds", type=positive, default=3, help="processes per model and system (default: 3)")
+    add(
+        "--passes",
+        type=positive,
+        default=2,
+        help="passes over all widths in a process (default: 2)",
+    )
+    add("--decodes", type=positive, default=6, help="timed decodes per width and pass (default: 6)")
+    add("--prefills", type=positive, default=2, help="timed prefills per pass (default: 2)")
     add("--out", type=Path, help="folder of the results (default: one per run under build/bench)")
-    return parser
+    arguments = parser.parse_args(argv)
+    if max(arguments.prefill, *arguments.widths) > MAX_BATCH:
+        parser.error(f"--prefill and --widths: a decode here holds {MAX_BATCH} tokens at the most")
+    return arguments

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .report import markdown_table
+from .report import machine_facts, markdown_table
 
 if TYPE_CHECKING:
     from .cost_curve import CostRun
@@ -154,17 +154,11 @@ def _warnings(runs: Sequence[CostRun]) -> list[str]:
 
 def markdown(runs: Sequence[CostRun], result: dict[str, Any]) -> str:
     """The whole report as a Markdown page."""
-    cpu = result["environment"]["hardware"]["cpu"]
-    versions = result["environment"]["versions"]
-    commit = result["environment"]["commit"] or "no commit"
-    dirty = " with uncommitted changes" if result["environment"]["has_uncommitted_changes"] else ""
     settings = result["settings"]
     lines = [
         "# Cost of a decode",
         "",
-        f"- date: {result['date']}; commit: {commit[:12]}{dirty}",
-        f"- machine: {cpu['model']}, {cpu['machine']}, {cpu['cores_usable']} cores",
-        f"- versions: {', '.join(f'{name} {v}' for name, v in versions.items() if v)}",
+        *(f"- {line}" for line in machine_facts(result)),
         f"- {settings['n_threads']} threads, depth {settings['depth']}, {settings['n_rounds']} "
         f"rounds of {settings['n_passes']} x {settings['n_decodes']} decodes",
         "",

@@ -13,21 +13,23 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
+from itertools import product
 from pathlib import Path
 from typing import Any
+
+from tests.tools.errors import ToolError
+from tests.tools.synthetic_pair import PAIRS
+from tests.tools.worker_process import ask
 
 from . import draft_report, environment, kernels, upstream
 from .arguments import lengths, positive
 from .draft_files import Files, check_lengths, find_files, render_prompts
 from .draft_floor import Limits, Matrix, draft_matrices, draft_vocabulary
 from .draft_report import DraftRun, DraftSystem
-from .errors import BenchError
-from .synthetic_pair import PAIRS
-from .systems import UPSTREAM, Rendered, Run, Settings, System, ask, run
+from .results import now, result_folder, write
+from .systems import UPSTREAM, Rendered, Run, Settings, System, run
 
 FORMAT = 1  # of the JSON file; raised when a field changes its meaning
-_WORKER = Path(__file__).with_name("draft_worker.py")
 _N_CTX = 2048
 _N_TOKENS = 64
 _N_TOKENS_RANDOM = 16  # every cycle of a random pair brings one token only, and takes long
@@ -68,36 +70,27 @@ class Experiment:
         }
 
 
-def main(argv: list[str]) -> int:
-    """Runs the benchmark; raises BenchError if something has to be fixed first."""
-    arguments = _parser().parse_args(argv)
-    return _bench(arguments)
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    """What is measured, and with what. ``program``: the bench_qmm that measures the machine."""
+
+    files: Files
+    settings: Settings
+    rendered: dict[str, Rendered]  # by name
+    n_drafts: list[int]
+    n_rounds: int
+    tools: upstream.Upstream
+    program: Path
 
 
-def _bench(arguments: argparse.Namespace) -> int:
-    program = kernels.matmul_program(arguments.program)
-    files = find_files(arguments)
-    check_lengths(arguments.n_draft, files.drafter)
-    tools = upstream.ensure(jobs=arguments.jobs)
-    rendered = render_prompts(arguments.prompts, files)
-    n_tokens = _N_TOKENS_RANDOM if files.is_random else _N_TOKENS
-    settings = Settings(
-        target=files.target,
-        drafter=files.drafter,
-        n_predict=arguments.tokens or n_tokens,
-        n_threads=arguments.threads,
-        n_ctx=_N_CTX,
-        n_context=0,
-    )
-    experiment = _experiment(arguments, files, settings, rendered)
-    folder = (
-        arguments.out
-        or Path("build") / "bench" / f"draft-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
-    )
-    folder.mkdir(parents=True, exist_ok=True)
+def bench(arguments: argparse.Namespace) -> int:
+    """Runs the bench; raises ToolError if something has to be fixed first."""
+    setup = _set_up(arguments)
+    experiment = _experiment(setup)
+    folder = result_folder(arguments.out, "draft-")
     environment.warn_if_busy()
     try:
-        _run_all(experiment, files, settings, rendered, tools, program, folder)
+        _run_all(experiment, setup, folder)
         experiment.is_complete = True
     except KeyboardInterrupt:
         print("\ninterrupted: the finished runs are reported", file=sys.stderr)
@@ -110,105 +103,117 @@ def _bench(arguments: argparse.Namespace) -> int:
     return 0 if experiment.is_complete else 130
 
 
-def _experiment(
-    arguments: argparse.Namespace,
-    files: Files,
-    settings: Settings,
-    rendered: dict[str, Rendered],
-) -> Experiment:
+def _set_up(arguments: argparse.Namespace) -> _Setup:
+    program = kernels.matmul_program(arguments.program)
+    files = find_files(arguments)
+    check_lengths(arguments.n_draft, files.drafter)
+    tools = upstream.ensure(jobs=arguments.jobs)
+    n_tokens = _N_TOKENS_RANDOM if files.is_random else _N_TOKENS
+    settings = Settings(
+        target=files.target,
+        drafter=files.drafter,
+        n_predict=arguments.tokens or n_tokens,
+        n_threads=arguments.threads,
+        n_ctx=_N_CTX,
+        n_context=0,
+    )
+    return _Setup(
+        files=files,
+        settings=settings,
+        rendered=render_prompts(arguments.prompts, files),
+        n_drafts=arguments.n_draft,
+        n_rounds=arguments.rounds,
+        tools=tools,
+        program=program,
+    )
+
+
+def _experiment(setup: _Setup) -> Experiment:
+    files, settings = setup.files, setup.settings
     matrices = {False: draft_matrices(files.drafter, files.target)}
     if files.reduced:
         matrices[True] = draft_matrices(files.reduced, files.target)
     return Experiment(
         facts={
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "date": now(),
             "environment": environment.describe(),
             "target": environment.describe_file(files.target),
             "drafter": environment.describe_file(files.drafter),
             "reduced": environment.describe_file(files.reduced) if files.reduced else None,
             "n_reduced": draft_vocabulary(files.reduced) if files.reduced else None,
-            "upstream": {
-                "package": f"{upstream.HOST_PACKAGE}=={upstream.HOST_VERSION}",
-                "commit": upstream.LLAMA_COMMIT,
-            },
+            "upstream": upstream.describe(),
         },
         settings={
-            "n_draft": arguments.n_draft,
+            "n_draft": setup.n_drafts,
             "n_predict": settings.n_predict,
             "n_threads": settings.n_threads,
             "n_ctx": settings.n_ctx,
-            "n_rounds": arguments.rounds,
-            "prompt_tokens": [len(prompt.tokens) for prompt in rendered.values()],
+            "n_rounds": setup.n_rounds,
+            "prompt_tokens": [len(prompt.tokens) for prompt in setup.rendered.values()],
         },
         matrices=matrices,
     )
 
 
-def _run_all(
-    experiment: Experiment,
-    files: Files,
-    settings: Settings,
-    rendered: dict[str, Rendered],
-    tools: upstream.Upstream,
-    program: Path,
-    folder: Path,
-) -> None:
+def _run_all(experiment: Experiment, setup: _Setup, folder: Path) -> None:
     """Round by round; within one, all systems in turn at every length and prompt."""
-    systems = files.systems()
-    n_drafts, n_rounds = experiment.settings["n_draft"], experiment.settings["n_rounds"]
-    n_runs = n_rounds * len(n_drafts) * len(rendered) * len(systems)
+    systems = setup.files.systems()
+    n_runs = setup.n_rounds * len(setup.n_drafts) * len(setup.rendered) * len(systems)
     began = time.monotonic()
     turn = 0
-    for round_ in range(n_rounds):
-        experiment.limits.append(_limits(program, settings.n_threads))
-        for n_draft in n_drafts:
-            for name, prompt in rendered.items():
-                start = turn % len(systems)
-                turn += 1
-                for system in systems[start:] + systems[:start]:
-                    before = time.monotonic()
-                    interference = environment.Interference()
-                    found = _run(experiment, files, settings, system, n_draft, prompt, tools)
-                    experiment.wall_s += time.monotonic() - before
-                    one = DraftRun(
-                        system=system,
-                        n_draft=n_draft,
-                        round=round_,
-                        prompt=name,
-                        foreign_cpu_s=interference.foreign_seconds(),
-                        **found,
-                    )
-                    experiment.runs.append(one)
-                    n_done = len(experiment.runs)
-                    left = (time.monotonic() - began) / n_done * (n_runs - n_done)
-                    print(
-                        f"[{n_done}/{n_runs}, {left / 60:.0f} min left] n={n_draft}, {name}, "
-                        f"{system.name}: {one.draft_ms / one.n_cycles:.2f} ms per cycle",
-                        flush=True,
-                    )
+    for round_ in range(setup.n_rounds):
+        experiment.limits.append(_limits(setup.program, setup.settings.n_threads))
+        for n_draft, prompt in product(setup.n_drafts, setup.rendered):
+            start = turn % len(systems)
+            turn += 1
+            for system in systems[start:] + systems[:start]:
+                one = _measure(experiment, setup, system, n_draft, round_, prompt)
+                experiment.runs.append(one)
+                n_done = len(experiment.runs)
+                left_s = (time.monotonic() - began) / n_done * (n_runs - n_done)
+                print(
+                    f"[{n_done}/{n_runs}, {left_s / 60:.0f} min left] n={n_draft}, {prompt}, "
+                    f"{system.name}: {one.draft_ms / one.n_cycles:.2f} ms per cycle",
+                    flush=True,
+                )
         _write(experiment, folder)
 
 
-def _run(
+def _measure(
     experiment: Experiment,
-    files: Files,
-    settings: Settings,
+    setup: _Setup,
     system: DraftSystem,
     n_draft: int,
-    prompt: Rendered,
-    tools: upstream.Upstream,
+    round_: int,
+    prompt: str,
+) -> DraftRun:
+    before = time.monotonic()
+    interference = environment.Interference()
+    found = _run(experiment, setup, system, n_draft, setup.rendered[prompt])
+    experiment.wall_s += time.monotonic() - before
+    return DraftRun(
+        system=system,
+        n_draft=n_draft,
+        round=round_,
+        prompt=prompt,
+        foreign_cpu_s=interference.foreign_seconds(),
+        **found,
+    )
+
+
+def _run(
+    experiment: Experiment, setup: _Setup, system: DraftSystem, n_draft: int, prompt: Rendered
 ) -> dict[str, Any]:
     """One process: the fields of a DraftRun that it tells."""
-    drafter = files.drafter_of(system)
+    settings = replace(setup.settings, drafter=setup.files.drafter_of(system))
     if system.kind == UPSTREAM:
-        found = run(System(UPSTREAM, n_draft), prompt, replace(settings, drafter=drafter), tools)
-        return upstream_times(found)
+        return upstream_times(run(System(UPSTREAM, n_draft), prompt, settings, setup.tools))
     reply = ask(
-        _WORKER,
+        "bench.draft_worker",
         {
             "task": "draft",
             "target": str(settings.target),
-            "drafter": str(drafter),
+            "drafter": str(settings.drafter),
             "prompt_tokens": prompt.tokens,
             "n_predict": settings.n_predict,
             "n_threads": settings.n_threads,
@@ -235,7 +240,7 @@ def our_times(reply: dict[str, Any]) -> dict[str, Any]:
     """The worker's share of a DraftRun. Our draft phase begins with the feeding."""
     n_cycles, n_whole = reply["n_cycles"], reply["n_whole_drafts"]
     if n_whole != n_cycles:
-        raise BenchError(
+        raise ToolError(
             f"{n_cycles - n_whole} of {n_cycles} drafts were shorter than asked for",
             f"fewer --tokens: the context holds {_N_CTX}",
         )
@@ -247,7 +252,7 @@ def our_times(reply: dict[str, Any]) -> dict[str, Any]:
 
 def _times(*, draft_ms: float, fed_ms: float, n_cycles: int, n_decoded: int) -> dict[str, Any]:
     if n_cycles == 0:
-        raise BenchError(
+        raise ToolError(
             "the target ends its answer at once: nothing was drafted", "another --target"
         )
     return {
@@ -272,19 +277,13 @@ def _limits(program: Path, n_threads: int) -> Limits:
 
 
 def _write(experiment: Experiment, folder: Path) -> None:
-    for name, text in (
-        ("draft.json", json.dumps(experiment.result(), indent=1) + "\n"),
-        (
-            "draft.md",
-            draft_report.markdown(experiment.rows(), list(draft_report.facts(experiment))),
-        ),
-    ):
-        partial = folder / f"{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(folder / name)
+    page = draft_report.markdown(experiment.rows(), list(draft_report.facts(experiment)))
+    values = json.dumps(experiment.result(), indent=1) + "\n"
+    write(folder, {"draft.json": values, "draft.md": page})
 
 
-def _parser() -> argparse.ArgumentParser:
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Reads the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m bench draft",
         description="Milliseconds per draft: llama.cpp's own DFlash2 against pydflash2.",
@@ -311,4 +310,4 @@ def _parser() -> argparse.ArgumentParser:
     add("--program", type=Path, help="the bench_qmm that measures the machine (default: make's)")
     add("--out", type=Path, help="folder of the results (default: one per run under build/bench)")
     add("--jobs", type=positive, default=os.cpu_count() or 1, help="parallel compilations")
-    return parser
+    return parser.parse_args(argv)

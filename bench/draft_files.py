@@ -6,12 +6,13 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.tools.errors import ToolError
+from tests.tools.synthetic_pair import synthetic_pair
+
 from . import environment
 from .draft_floor import draft_block_size, draft_vocabulary
 from .draft_report import DraftSystem
-from .errors import BenchError
 from .prompts import Prompt, prompts
-from .synthetic_pair import synthetic_pair
 from .systems import OURS, UPSTREAM, Rendered, ask_worker
 
 # For random pairs, whose tokenizer spells everything byte by byte: feeding the prompt is in
@@ -44,7 +45,7 @@ def find_files(arguments: argparse.Namespace) -> Files:
     given = (arguments.target, arguments.drafter, arguments.reduced_drafter)
     if arguments.shape:
         if any(given):
-            raise BenchError(
+            raise ToolError(
                 "--shape makes its own files", "leave out --target, --drafter, --reduced-drafter"
             )
         pair = synthetic_pair(arguments.shape)
@@ -58,10 +59,10 @@ def find_files(arguments: argparse.Namespace) -> Files:
         (reduced, "--reduced-drafter"),
     ):
         if path is not None and not path.is_file():
-            raise BenchError(f"{path} is not a file", f"give an existing GGUF with {option}")
+            raise ToolError(f"{path} is not a file", f"give an existing GGUF with {option}")
     for path, is_reduced in ((drafter, False), (reduced, True)):
         if path is not None and (draft_vocabulary(path) is not None) != is_reduced:
-            raise BenchError(
+            raise ToolError(
                 f"{path} has {'no' if is_reduced else 'a'} vocabulary of its own",
                 "--drafter takes one without, --reduced-drafter one that "
                 "`pydflash2 convert --draft-vocab` made",
@@ -75,7 +76,7 @@ def check_lengths(n_drafts: list[int], drafter: Path) -> None:
     """Refuses what llama.cpp's tool would cut down without being asked."""
     block_size = draft_block_size(drafter)
     if max(n_drafts) >= block_size:
-        raise BenchError(
+        raise ToolError(
             f"the drafter's blocks of {block_size} hold no {max(n_drafts)} drafted tokens",
             f"--n-draft up to {block_size - 1}",
         )

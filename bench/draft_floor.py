@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gguf import GGUFReader, ReaderTensor
 
-from .errors import BenchError
+from tests.tools.errors import ToolError
 
 _LOOKED_UP = ("token_embd.weight", "selector_predecessor.weight", "selector_successor.weight")
 _HEADS = ("output.weight", "token_embd.weight")  # the second one, if there is no first
@@ -93,7 +93,7 @@ def draft_block_size(drafter: Path) -> int:
     """Tokens of a block: the last one that is known, and those to draft."""
     field = GGUFReader(drafter).fields.get("dflash.block_size")
     if field is None:
-        raise BenchError(f"{drafter} is no DFlash drafter", "a GGUF that `pydflash2 convert` wrote")
+        raise ToolError(f"{drafter} is no DFlash drafter", "a GGUF that `pydflash2 convert` wrote")
     return int(field.contents())
 
 

@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from .draft_floor import Draft, Floor, Limits, Matrix, floor
-from .report import markdown_table, print_whole
+from .report import machine_facts, markdown_table, print_whole
 from .systems import OURS, UPSTREAM
 
 if TYPE_CHECKING:
@@ -191,13 +191,7 @@ def _cells(row: DraftRow) -> list[str]:
 def facts(experiment: Experiment) -> Iterator[str]:
     """What the numbers were made with, a line each."""
     known, settings = experiment.facts, experiment.settings
-    hardware = known["environment"]["hardware"]["cpu"]
-    versions = known["environment"]["versions"]
-    commit = known["environment"]["commit"] or "no commit"
-    dirty = " with uncommitted changes" if known["environment"]["has_uncommitted_changes"] else ""
-    yield f"date: {known['date']}; commit: {commit[:12]}{dirty}"
-    yield f"machine: {hardware['model']}, {hardware['machine']}, {hardware['cores_usable']} cores"
-    yield f"versions: {', '.join(f'{name} {v}' for name, v in versions.items() if v)}"
+    yield from machine_facts(known)
     yield f"llama.cpp: {known['upstream']['commit']}, from {known['upstream']['package']}"
     for role in ("target", "drafter", "reduced"):
         if known[role] is not None:

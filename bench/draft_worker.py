@@ -1,26 +1,15 @@
-"""Drafts, verifies and accepts on one prompt with pydflash2, and prints what that cost as JSON.
+"""Drafts, verifies and accepts on one prompt with pydflash2: a worker of `ask`.
 
-Started by path and importing nothing from its neighbours, as ``worker.py`` is and for its reasons.
 Every cycle drafts all the tokens it was asked for, as llama.cpp's own drafting does: a block that
 was cut short for the last few tokens would cost less.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
-
-def main() -> int:
-    """Reads the request, runs it, prints the reply."""
-    request: dict[str, Any] = json.load(sys.stdin)
-    try:
-        reply = draft(request)
-    except ImportError as error:
-        reply = {"error": f"{error.name or 'a package'} cannot be imported: {error}"}
-    print(json.dumps(reply), flush=True)
-    return 1 if "error" in reply else 0
+from tests.tools.worker_process import serve
 
 
 def draft(request: dict[str, Any]) -> dict[str, Any]:
@@ -56,4 +45,4 @@ def draft(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve({"draft": draft}))

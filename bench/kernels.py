@@ -11,13 +11,15 @@ import argparse
 import json
 import subprocess
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from tests.tools.errors import ToolError
+from tests.tools.worker_process import REPOSITORY
+
 from . import environment
-from .errors import BenchError
 from .report import markdown_table
+from .results import RESULTS, now, result_folder, stamp, write
 
 FORMAT = 1  # of the JSON file; raised when a field changes its meaning
 _PROGRAMS = Path("build") / "package" / "tests" / "native" / "bench"
@@ -101,34 +103,29 @@ _OPS = {
 }
 
 
-def main(argv: list[str]) -> int:
-    """Runs the benchmark; raises BenchError if something has to be fixed first."""
-    arguments, passed_on = _parser().parse_known_args(argv)
-    return _bench(arguments, passed_on)
-
-
-def _bench(arguments: argparse.Namespace, passed_on: list[str]) -> int:
+def bench(arguments: argparse.Namespace) -> int:
+    """Runs the bench; raises ToolError if something has to be fixed first."""
     op = _OPS[arguments.op]
     program = _program(op, arguments.program)
+    passed_on: list[str] = arguments.passed_on
     if op.needs_drafter and "--drafter" not in passed_on:
         passed_on = [*passed_on, "--drafter", str(environment.DEMO_DRAFTER)]
     environment.warn_if_busy()
     limits, results, interference = _run(op, program, passed_on)
     result = {
         "format": FORMAT,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": now(),
         "environment": environment.describe(),
         "arguments": passed_on,
         "foreign_cpu_s": interference,
         "limits": limits,
         op.field: results,
     }
-    folder = arguments.out or Path("build") / "bench"
-    folder.mkdir(parents=True, exist_ok=True)
-    out = folder / f"kernels-{arguments.op}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}.json"
-    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    folder = result_folder(arguments.out or RESULTS)
+    name = f"kernels-{arguments.op}-{stamp()}.json"
+    write(folder, {name: json.dumps(result, indent=1) + "\n"})
     print("\n".join(_lines(op, limits, results)))
-    print(f"\nwrote {out}")
+    print(f"\nwrote {folder / name}")
     return 0 if all(one["is_right"] for one in results) else 1
 
 
@@ -146,9 +143,9 @@ def machine_limits(program: Path, n_threads: int) -> dict[str, Any]:
 
 
 def _program(op: _Op, given: Path | None) -> Path:
-    program = given or environment.REPOSITORY / _PROGRAMS / op.program
+    program = given or REPOSITORY / _PROGRAMS / op.program
     if not program.is_file():
-        raise BenchError(
+        raise ToolError(
             f"{program} is not a file",
             f"make test builds it; or --program PATH of a {op.program} you built",
         )
@@ -168,9 +165,9 @@ def _run(
             timeout=_LIMIT_S,
         )
     except subprocess.TimeoutExpired as error:
-        raise BenchError(f"{op.program} did not end in {_LIMIT_S} s", "fewer --types") from error
+        raise ToolError(f"{op.program} did not end in {_LIMIT_S} s", "fewer --types") from error
     if done.returncode not in (0, 1) or not done.stdout:
-        raise BenchError(f"{op.program} failed", "its own message, above, says why")
+        raise ToolError(f"{op.program} failed", "its own message, above, says why")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     return (
         [line["limits"] for line in lines if "limits" in line],
@@ -190,7 +187,8 @@ def _lines(op: _Op, limits: list[dict[str, Any]], results: list[dict[str, Any]])
     return [*lines, "", *markdown_table(list(op.columns), body), "", *wrong, op.legend]
 
 
-def _parser() -> argparse.ArgumentParser:
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Reads the command line; what it does not know is for the program, in ``passed_on``."""
     parser = argparse.ArgumentParser(
         prog="python -m bench kernels",
         description="How close the matrix products, or attention, come to what the machine can do; "
@@ -202,4 +200,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--op", choices=list(_OPS), default="matmul", help="what to measure")
     parser.add_argument("--program", type=Path, help=f"the program (default: in {_PROGRAMS})")
     parser.add_argument("--out", type=Path, help="folder of the results (default: build/bench)")
-    return parser
+    arguments, passed_on = parser.parse_known_args(argv)
+    arguments.passed_on = passed_on
+    return arguments

@@ -119,19 +119,27 @@ def _differences(result: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
+def machine_facts(known: dict[str, Any]) -> list[str]:
+    """When, where and with which versions, a line each: what every report begins with."""
+    environment = known["environment"]
+    cpu, versions = environment["hardware"]["cpu"], environment["versions"]
+    commit = environment["commit"] or "no commit"
+    dirty = " with uncommitted changes" if environment["has_uncommitted_changes"] else ""
+    return [
+        f"date: {known['date']}; commit: {commit[:12]}{dirty}",
+        f"machine: {cpu['model']}, {cpu['machine']}, {cpu['cores_usable']} cores",
+        f"versions: {', '.join(f'{name} {v}' for name, v in versions.items() if v)}",
+    ]
+
+
 def facts(result: dict[str, Any]) -> list[str]:
     """What the numbers were made with, a line each."""
-    settings = result["settings"]
-    cpu = result["environment"]["hardware"]["cpu"]
-    versions = result["environment"]["versions"]
-    commit = result["environment"]["commit"] or "no commit"
-    dirty = " with uncommitted changes" if result["environment"]["has_uncommitted_changes"] else ""
-    drafter = result["drafter"]
+    settings, drafter = result["settings"], result["drafter"]
+    date, machine, versions = machine_facts(result)
     lines = [
-        f"date: {result['date']}; commit: {commit[:12]}{dirty}",
-        f"machine: {cpu['model']}, {cpu['machine']}, {cpu['cores_usable']} cores; "
-        f"{result['system_info']}",
-        f"versions: {', '.join(f'{name} {v}' for name, v in versions.items() if v)}",
+        date,
+        f"{machine}; {result['system_info']}",
+        versions,
         f"target: {result['target']['name']} ({result['target']['description']})",
         f"drafter: {drafter['name'] if drafter else 'none'}",
         f"{settings['n_predict']} tokens, {settings['n_threads']} threads, context size "

@@ -11,16 +11,16 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .errors import BenchError
+from tests.tools.errors import ToolError
+from tests.tools.worker_process import ask
+
 from .upstream import Upstream
 
-_WORKER = Path(__file__).with_name("worker.py")
 _LIMIT_S = 600  # for one run; a healthy one takes seconds
 _BATCH = 2048  # llama.cpp's own default
 PLAIN = "plain"
@@ -124,51 +124,7 @@ def _used(counts: list[int]) -> list[float]:
 
 def ask_worker(**request: Any) -> dict[str, Any]:
     """Has one task done by the worker, in a new process."""
-    return ask(_WORKER, request)
-
-
-def ask(
-    script: Path, request: dict[str, Any], *, environment: dict[str, str] | None = None
-) -> dict[str, Any]:
-    """Has one task done by a script, in a new process, away from the checkout's import path.
-
-    ``environment`` replaces this process's own.
-    """
-    with tempfile.TemporaryDirectory() as empty:
-        try:
-            done = subprocess.run(
-                [sys.executable, str(script)],
-                input=json.dumps(request),
-                capture_output=True,
-                text=True,
-                check=False,
-                cwd=empty,
-                env=environment,
-                timeout=_LIMIT_S,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise BenchError(
-                f"the task {request['task']} did not end within {_LIMIT_S} s",
-                "a smaller --tokens or --context, or see what keeps the machine busy",
-            ) from error
-    lines = done.stdout.splitlines()
-    reply: dict[str, Any] = {}
-    if lines and lines[-1].startswith("{"):
-        reply = json.loads(lines[-1])
-    if "error" in reply:
-        raise BenchError(
-            f"the task {request['task']} cannot run: {reply['error']}",
-            reply.get(
-                "remedy", "install the project into the Python that runs this: pip install ."
-            ),
-        )
-    if done.returncode != 0 or not reply:
-        tail = "\n".join(done.stderr.strip().splitlines()[-8:])
-        raise BenchError(
-            f"the task {request['task']} failed (exit status {done.returncode}):\n{tail}",
-            "the message above names the cause; --systems leaves a system out",
-        )
-    return reply
+    return ask("bench.worker", request)
 
 
 def upstream_command(
@@ -216,7 +172,7 @@ def _run_upstream(upstream: Upstream, system: System, prompt: Rendered, settings
                 command, capture_output=True, check=False, env=environment, timeout=_LIMIT_S
             )
         except subprocess.TimeoutExpired as error:
-            raise BenchError(
+            raise ToolError(
                 f"llama.cpp's tool did not end within {_LIMIT_S} s",
                 "try a smaller --tokens or --context",
             ) from error
@@ -225,7 +181,7 @@ def _run_upstream(upstream: Upstream, system: System, prompt: Rendered, settings
         lines = log.strip().splitlines()
         # Lines of level "E" say why; an assertion has no level and comes last.
         told = [line for line in lines if " E " in line] or lines[-6:]
-        raise BenchError(
+        raise ToolError(
             "\n".join([f"llama.cpp's tool failed (exit status {done.returncode}):", *told]),
             "check that the drafter is a dflash GGUF for this target; --no-upstream leaves it out",
         )
@@ -255,7 +211,7 @@ def parse_upstream(stdout: bytes, log: str, *, prompt: Rendered, n_max: int) -> 
     """
     encoded = _search(rf"encoded\s+(\d+) tokens in\s+{_NUMBER} seconds", log)
     if int(encoded[1]) != len(prompt.tokens):
-        raise BenchError(
+        raise ToolError(
             f"llama.cpp's tool read the prompt as {encoded[1]} tokens instead of "
             f"{len(prompt.tokens)}",
             "build the tools and llama-cpp-python from the same llama.cpp",
@@ -313,8 +269,8 @@ def _search(pattern: str, log: str) -> re.Match[str]:
     return found
 
 
-def _unreadable(what: str) -> BenchError:
-    return BenchError(
+def _unreadable(what: str) -> ToolError:
+    return ToolError(
         f"llama.cpp's log does not hold {what}",
         "the format differs from the version this was written for; update bench/systems.py",
     )
@@ -347,6 +303,6 @@ def run_llama_bench(upstream: Upstream, settings: Settings) -> float:
         return float(json.loads(done.stdout)[0]["avg_ts"])
     except (ValueError, LookupError) as error:
         tail = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise BenchError(
+        raise ToolError(
             f"llama-bench failed: {' '.join(tail)}", "--no-upstream leaves llama.cpp's tools out"
         ) from error

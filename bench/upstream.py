@@ -21,15 +21,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from .errors import BenchError
+from tests.tools.errors import ToolError
 
 HOST_PACKAGE = "llama-cpp-python"
 HOST_VERSION = "0.3.36"
-LLAMA_COMMIT = (
-    "0c1e570"  # the llama.cpp revision inside that version; the source package has no .git
-)
-TOOLS = ("llama-speculative-simple", "llama-bench", "llama-quantize")
+# The llama.cpp revision inside that version; the source package has no .git.
+LLAMA_COMMIT = "0c1e570"
+TOOLS = ("llama-speculative-simple", "llama-bench")
 
 # The defaults of a standalone llama.cpp build that are not the defaults of the pip build. None of
 # them reaches ggml or libllama: they only leave out what needs a network, OpenSSL or a web page.
@@ -64,6 +64,11 @@ class Upstream:
     def bench(self) -> Path:
         """llama.cpp's own benchmark, for a second opinion on plain decoding."""
         return self.folder / "build" / "bin" / "llama-bench"
+
+
+def describe() -> dict[str, Any]:
+    """Where the peer comes from, as it goes into the results."""
+    return {"package": f"{HOST_PACKAGE}=={HOST_VERSION}", "commit": LLAMA_COMMIT}
 
 
 def cache_folder() -> Path:
@@ -116,7 +121,7 @@ def ensure(*, jobs: int, folder: Path | None = None) -> Upstream:
     if found is not None:
         return found
     if shutil.which("cmake") is None:
-        raise BenchError(
+        raise ToolError(
             "cmake is needed to build llama.cpp's own tools and was not found",
             "install cmake (3.14 or newer; `pip install cmake` will do) and a C++ compiler, or "
             "leave the peer out with --no-upstream",
@@ -169,7 +174,7 @@ def _ensure_source(folder: Path) -> Path:
                 member.name = inside[len(prefix) :]
                 packed.extract(member, partial, filter="data")
     if not (partial / "CMakeLists.txt").is_file():
-        raise BenchError(
+        raise ToolError(
             f"{archive.name} holds no {prefix}CMakeLists.txt",
             f"delete {archive} and run again; the download may be damaged",
         )
@@ -189,7 +194,7 @@ def _ensure_archive(folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0 or not (partial / pattern).is_file():
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        raise BenchError(
+        raise ToolError(
             f"`{shlex.join(command)}` failed: {' '.join(last) or 'no file arrived'}",
             f"check that pip reaches its package index, or put {pattern} into {folder} yourself",
         )
@@ -221,7 +226,7 @@ def _run_logged(
         raise
     if code != 0:
         tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
-        raise BenchError(
+        raise ToolError(
             f"{what} failed (exit status {code}); the end of its log:\n{tail}",
             f"see {log}; running again goes on where it stopped; --no-upstream leaves the peer out",
         )

@@ -1,97 +1,39 @@
-"""Runs one system on one prompt in a process of its own, and prints what happened as JSON.
+"""Runs one system on one prompt: a worker of `ask`.
 
-The benchmark starts this file by path, not as a module of the checkout, so that ``import
-pydflash2`` finds the installed package with its compiled library and not the source folder; that is
-also why it imports nothing from its neighbours. The request comes in on stdin, the reply is the
-last line of stdout. Loading the model and warming it up happen before any clock starts.
+Loading the model and warming it up happen before any clock starts.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.tools.errors import ToolError
+from tests.tools.llama_file import LlamaFile
+from tests.tools.worker_process import serve
+
+if TYPE_CHECKING:
+    from pydflash2 import Session, Stats
 
 MICRO = 1e6
 
 
-def main() -> int:
-    """Reads the request, runs it, prints the reply."""
-    request: dict[str, Any] = json.load(sys.stdin)
-    tasks: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-        "inspect": inspect,
-        "reference": reference,
-        "plain": plain,
-        "pydflash2": pydflash2,
-    }
-    try:
-        reply = tasks[request["task"]](request)
-    except ImportError as error:
-        reply = {"error": f"{error.name or 'a package'} cannot be imported: {error}"}
-    print(json.dumps(reply), flush=True)
-    return 1 if "error" in reply else 0
+class Vocabulary(LlamaFile):
+    """A target's vocabulary and chat template, without its weights."""
 
-
-class Llama:
-    """A target loaded with llama.cpp through llama-cpp-python's low-level interface, and a context.
-
-    The low-level interface, because the high-level one copies every row of logits and would make
-    plain decoding look slower than llama.cpp is.
-    """
-
-    def __init__(self, path: str, *, n_ctx: int, n_threads: int, vocab_only: bool = False) -> None:
-        import llama_cpp.llama_cpp as lib
-
-        self.lib = lib
-        # Kept on self: llama.cpp holds on to the pointer for the life of the process.
-        self._log = lib.llama_log_callback(lambda level, text, data: None)
-        lib.llama_log_set(self._log, ctypes.c_void_p(0))
-        lib.llama_backend_init()
-        model_params = lib.llama_model_default_params()
-        model_params.vocab_only = vocab_only
-        self.model = lib.llama_model_load_from_file(path.encode(), model_params)
-        if not self.model:
-            raise SystemExit(f"llama.cpp cannot load {path}")
-        self.vocab = lib.llama_model_get_vocab(self.model)
-        self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
-        self.context: Any = None
-        if vocab_only:
-            return
-        context_params = lib.llama_context_default_params()
-        context_params.n_ctx = n_ctx
-        context_params.n_threads = n_threads
-        context_params.n_threads_batch = n_threads
-        self.context = lib.llama_init_from_model(self.model, context_params)
-        if not self.context:
-            raise SystemExit(f"llama.cpp cannot create a context of {n_ctx} tokens")
-        self._one = (lib.llama_token * 1)()
-        self._warm_up()
-
-    def _warm_up(self) -> None:
-        """The run on two tokens that llama.cpp's own tools do after loading, then forgotten."""
-        lib = self.lib
-        lib.llama_set_warmup(self.context, True)
-        self.decode([lib.llama_vocab_bos(self.vocab), lib.llama_vocab_eos(self.vocab)])
-        lib.llama_memory_clear(lib.llama_get_memory(self.context), True)
-        lib.llama_set_warmup(self.context, False)
-
-    def tokenize(self, text: str) -> list[int]:
-        """Token ids of a rendered prompt, its special tokens recognised."""
-        raw = text.encode()
-        room = (self.lib.llama_token * (len(raw) + 8))()
-        n = self.lib.llama_tokenize(self.vocab, raw, len(raw), room, len(room), True, True)
-        if n < 0:
-            raise SystemExit("llama.cpp cannot tokenize the prompt")
-        return list(room[:n])
+    def __init__(self, path: str) -> None:
+        super().__init__(path, vocab_only=True)
 
     def shorten(self, text: str, n_tokens: int) -> str:
         """The beginning of a text, ``n_tokens`` long but for the word that this cuts through."""
-        tokens = self.tokenize(text)
+        tokens = self.tokenize(text, is_prompt=True)
         if len(tokens) < n_tokens:
-            raise SystemExit(f"the filler has {len(tokens)} tokens: give a smaller --context")
+            raise ToolError(f"the filler has {len(tokens)} tokens", "a smaller --context")
         head = b"".join(self.piece(token) for token in tokens[:n_tokens])
         return head.decode(errors="ignore").rpartition(" ")[0]
 
@@ -106,18 +48,12 @@ class Llama:
         self.lib.llama_model_meta_val_str(self.model, key.encode(), room, len(room))
         return room.value.decode()
 
-    def piece(self, token: int) -> bytes:
-        """The bytes of one token, special tokens spelled out as llama.cpp's tools print them."""
-        room = ctypes.create_string_buffer(256)
-        n = self.lib.llama_token_to_piece(self.vocab, token, room, len(room), 0, True)
-        return room.raw[: max(n, 0)]
-
     def render(self, messages: list[dict[str, str]]) -> str:
         """The messages in the target's own chat template, up to where the answer begins."""
         lib = self.lib
         template = lib.llama_model_chat_template(self.model, None)
         if not template:
-            raise SystemExit("the target's file holds no chat template")
+            raise ToolError("the target's file holds no chat template", "another --target")
         chat = (lib.llama_chat_message * len(messages))()
         for slot, message in zip(chat, messages, strict=True):
             slot.role = message["role"].encode()
@@ -126,8 +62,32 @@ class Llama:
         room = ctypes.create_string_buffer(n_bytes + (1 << 12))
         n = lib.llama_chat_apply_template(template, chat, len(messages), True, room, len(room))
         if not 0 <= n <= len(room):
-            raise SystemExit("llama.cpp does not know the target's chat template")
+            raise ToolError(
+                "llama.cpp does not know the target's chat template", "another --target"
+            )
         return room.raw[:n].decode()
+
+
+class Plain(LlamaFile):
+    """A target that decodes greedily, one token at a time, after a warm-up."""
+
+    def __init__(self, path: str, *, n_ctx: int, n_threads: int) -> None:
+        super().__init__(path)
+        params = self.lib.llama_context_default_params()
+        params.n_ctx = n_ctx
+        params.n_threads = n_threads
+        params.n_threads_batch = n_threads
+        self.context = self.open_context(params)
+        self._one = (self.lib.llama_token * 1)()
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """The run on two tokens that llama.cpp's own tools do after loading, then forgotten."""
+        lib = self.lib
+        lib.llama_set_warmup(self.context, True)
+        self.decode([lib.llama_vocab_bos(self.vocab), lib.llama_vocab_eos(self.vocab)])
+        lib.llama_memory_clear(lib.llama_get_memory(self.context), True)
+        lib.llama_set_warmup(self.context, False)
 
     def decode(self, tokens: list[int]) -> None:
         """Appends tokens to the context; only the last one's logits are kept."""
@@ -136,21 +96,22 @@ class Llama:
         for start in range(0, len(tokens), n_batch):
             some = tokens[start : start + n_batch]
             array = (lib.llama_token * len(some))(*some)
-            if lib.llama_decode(self.context, lib.llama_batch_get_one(array, len(some))) != 0:
-                raise SystemExit("llama_decode failed")
+            self._decode(lib.llama_batch_get_one(array, len(some)))
 
     def decode_one(self, token: int) -> None:
         """Appends one token, without allocating."""
         self._one[0] = token
-        if self.lib.llama_decode(self.context, self.lib.llama_batch_get_one(self._one, 1)) != 0:
-            raise SystemExit("llama_decode failed")
+        self._decode(self.lib.llama_batch_get_one(self._one, 1))
 
-    def logits(self) -> Any:
-        """The last token's logits as a NumPy view of llama.cpp's memory."""
-        import numpy as np
+    def _decode(self, batch: Any) -> None:
+        if self.lib.llama_decode(self.context, batch) != 0:
+            raise ToolError("llama_decode failed", "a larger --ctx, or fewer --tokens")
 
+    def logits(self) -> npt.NDArray[np.float32]:
+        """The last token's logits as a view of llama.cpp's memory."""
         pointer = self.lib.llama_get_logits_ith(self.context, -1)
-        return np.ctypeslib.as_array(pointer, shape=(self.n_vocab,))
+        row: npt.NDArray[np.float32] = np.ctypeslib.as_array(pointer, shape=(self.n_vocab,))
+        return row
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends the generation."""
@@ -162,9 +123,7 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
 
     ``n_context`` tokens of the text ``filler`` go ahead of every question.
     """
-    import llama_cpp
-
-    llama = Llama(request["target"], n_ctx=0, n_threads=1, vocab_only=True)
+    llama = Vocabulary(request["target"])
     if request["n_context"] > 0:
         filler = llama.shorten(request["filler"], request["n_context"])
         for messages in request["prompts"]:
@@ -172,9 +131,8 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
     prompts = [llama.render(messages) for messages in request["prompts"]]
     return {
         "prompts": prompts,
-        "prompt_tokens": [llama.tokenize(prompt) for prompt in prompts],
+        "prompt_tokens": [llama.tokenize(prompt, is_prompt=True) for prompt in prompts],
         "trained_context": llama.trained_context(),
-        "llama_cpp_python": llama_cpp.__version__,
         "system_info": llama.lib.llama_print_system_info().decode(errors="replace"),
     }
 
@@ -184,9 +142,7 @@ def reference(request: dict[str, Any]) -> dict[str, Any]:
 
     A run of its own, because looking for the runner-up costs time that no measured run should pay.
     """
-    import numpy as np
-
-    llama = Llama(request["target"], n_ctx=request["n_ctx"], n_threads=request["n_threads"])
+    llama = Plain(request["target"], n_ctx=request["n_ctx"], n_threads=request["n_threads"])
     tokens: list[int] = []
     gaps: list[float] = []
     llama.decode(request["prompt_tokens"])
@@ -200,15 +156,17 @@ def reference(request: dict[str, Any]) -> dict[str, Any]:
             break
         llama.decode_one(token)
     pieces = [llama.piece(token).hex() for token in tokens]
-    room = ctypes.create_string_buffer(256)
-    llama.lib.llama_model_desc(llama.model, room, len(room))
-    description = room.value.decode(errors="replace")
-    return {"tokens": tokens, "gaps": gaps, "pieces": pieces, "description": description}
+    return {
+        "tokens": tokens,
+        "gaps": gaps,
+        "pieces": pieces,
+        "description": llama.description(),
+    }
 
 
 def plain(request: dict[str, Any]) -> dict[str, Any]:
     """Plain greedy decoding: what llama.cpp does without a drafter."""
-    llama = Llama(request["target"], n_ctx=request["n_ctx"], n_threads=request["n_threads"])
+    llama = Plain(request["target"], n_ctx=request["n_ctx"], n_threads=request["n_threads"])
     prompt: list[int] = request["prompt_tokens"]
     tokens: list[int] = []
     target_s = 0.0
@@ -256,12 +214,18 @@ def pydflash2(request: dict[str, Any]) -> dict[str, Any]:
 
     from pydflash2 import Drafter, Session, Target
 
-    prompt: list[int] = request["prompt_tokens"]
     n_draft: int = request["n_draft"]
     target = Target(request["target"], n_ctx=request["n_ctx"], n_threads=request["n_threads"])
     # Not drafting means having no drafter: the library then reads no hidden states either.
     drafter = Drafter(request["drafter"]) if n_draft != 0 else None
     session = Session(target, drafter, n_draft="auto" if n_draft < 0 else n_draft)
+    reply = _decode_timed(session, request["prompt_tokens"], request["n_predict"])
+    session.close()
+    target.close()
+    return reply
+
+
+def _decode_timed(session: Session, prompt: list[int], n_predict: int) -> dict[str, Any]:
     session.prefill(prompt[:2])  # warm-up, as for the others: two tokens through the target
     session.rewind(0)
     session.reset_stats()
@@ -273,22 +237,26 @@ def pydflash2(request: dict[str, Any]) -> dict[str, Any]:
     session.reset_stats()
     is_end = False
     decode_began = time.perf_counter()
-    while len(tokens) < request["n_predict"] and not is_end:
-        step = session.step(request["n_predict"] - len(tokens))
+    while len(tokens) < n_predict and not is_end:
+        step = session.step(n_predict - len(tokens))
         tokens.extend(step.tokens)
         is_end = step.is_end
     decode_s = time.perf_counter() - decode_began
-    stats = session.stats()
-    session.close()
-    target.close()
-    models_s = (stats.draft_us + stats.verify_us) / MICRO
-    accept_s = stats.accept_us / MICRO
     return {
         "tokens": tokens,
         "n_decoded": len(tokens) - 1,
         "decode_s": decode_s,
+        **_reported(session.stats(), prefill_s=prefilled - began, decode_s=decode_s),
+    }
+
+
+def _reported(stats: Stats, *, prefill_s: float, decode_s: float) -> dict[str, Any]:
+    """What the library counted while it decoded."""
+    models_s = (stats.draft_us + stats.verify_us) / MICRO
+    accept_s = stats.accept_us / MICRO
+    return {
         "phases_s": {
-            "prefill": prefilled - began,
+            "prefill": prefill_s,
             "draft": stats.draft_us / MICRO,
             "verify": stats.verify_us / MICRO,
             "accept": accept_s,
@@ -299,13 +267,10 @@ def pydflash2(request: dict[str, Any]) -> dict[str, Any]:
         "n_accepted": stats.n_accepted,
         "drafted_at": list(stats.drafted_at),
         "accepted_at": list(stats.accepted_at),
-        "memory_bytes": {
-            "drafter_cache": stats.drafter_cache_bytes,
-            "drafter_compute": stats.drafter_compute_bytes,
-            "drafter_weights": stats.drafter_weights_bytes,
-        },
     }
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        serve({"inspect": inspect, "reference": reference, "plain": plain, "pydflash2": pydflash2})
+    )

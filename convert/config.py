@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,10 @@ class Layout:
     draft: tuple[str, ...]
     sections: tuple[str, ...]
 
+    def draft_names(self, name: str) -> tuple[str, ...]:
+        """Where a drafting key may stand, in the order to look for it."""
+        return tuple(prefix + name for prefix in self.draft)
+
 
 _ROPE_SECTIONS = ("rope_parameters", "rope_scaling", "full_attention", "sliding_attention")
 
@@ -187,81 +191,43 @@ def read_config(
     layout = find_layout(raw, path)
     keys = ConfigKeys(raw, layout.sections, path)
     body = layout.body
-
-    def draft(name: str) -> tuple[str, ...]:
-        return tuple(prefix + name for prefix in layout.draft)
-
     decisions: list[str] = []
-    for key, (allowed, why) in _MUST_BE.items():
-        keys.require(key, allowed, why)
-        if body:
-            keys.require(body + key, allowed, why)
-    n_layers = keys.need_count(f"{body}num_hidden_layers", gguf_key="dflash.block_count")
-    if n_layers > 1024:
-        raise keys.error(f"num_hidden_layers is {n_layers}: no drafter is that deep")
-    head_dim = keys.need_count(f"{body}head_dim", gguf_key="dflash.attention.key_length")
-    target_layers = _target_layers(keys, draft, speculators=bool(body))
-    convolution, selector = _dflash2(keys, draft, layout)
+    # The order of reading decides which of several mistakes is reported.
+    _check_supported(keys, body)
+    n_layers = _layer_count(keys, body)
+    head_dim = _size(keys, body, "head_dim", "attention.key_length")
+    target_layers = _target_layers(keys, layout)
+    convolution, selector = _dflash2(keys, layout)
     window, pattern = _window(keys, layout, n_layers, decisions)
-    softcap = keys.take_number(
-        *draft("final_logit_softcapping"),
-        gguf_key="dflash.final_logit_softcapping",
-        required=False,
-    )
-    activation = keys.take_any(f"{body}hidden_act", gguf_key="dflash.hidden_activation")
-    if activation not in _ACTIVATIONS:
-        raise keys.error(f"hidden_act {activation!r} is not one of {', '.join(_ACTIVATIONS)}")
+    softcap = _scale(keys, layout, "final_logit_softcapping", "final_logit_softcapping")
+    activation = _activation(keys, body)
     vocab_size = keys.need_count(f"{body}vocab_size", note="checked against the target")
     own = keys.take_bool("has_embed_tokens", note="decides whether embed_tokens is kept")
-    target_hidden = keys.take_count("target_hidden_size", note="checked", required=False)
-    n_embd = keys.need_count(f"{body}hidden_size", gguf_key="dflash.embedding_length")
-    if target_hidden not in (None, n_embd):
-        raise keys.error(
-            f"target_hidden_size {target_hidden} differs from the drafter's hidden_size {n_embd}, "
-            "but drafter and target share embeddings and head: such drafters are not supported"
-        )
+    n_embd = _hidden_size(keys, body)
     config = DrafterConfig(
         layout=layout.title,
         n_layers=n_layers,
-        n_ctx=keys.need_count(f"{body}max_position_embeddings", gguf_key="dflash.context_length"),
+        n_ctx=_size(keys, body, "max_position_embeddings", "context_length"),
         n_embd=n_embd,
-        n_ff=keys.need_count(f"{body}intermediate_size", gguf_key="dflash.feed_forward_length"),
-        n_head=keys.need_count(
-            f"{body}num_attention_heads", gguf_key="dflash.attention.head_count"
-        ),
-        n_head_kv=keys.need_count(
-            f"{body}num_key_value_heads", gguf_key="dflash.attention.head_count_kv"
-        ),
+        n_ff=_size(keys, body, "intermediate_size", "feed_forward_length"),
+        n_head=_size(keys, body, "num_attention_heads", "attention.head_count"),
+        n_head_kv=_size(keys, body, "num_key_value_heads", "attention.head_count_kv"),
         head_dim=head_dim,
         vocab_size=vocab_size,
-        draft_vocab_size=keys.take_count(
-            "draft_vocab_size", note="rows of the head", required=False
-        )
+        draft_vocab_size=_optional_count(keys, "draft_vocab_size", "rows of the head")
         or vocab_size,
-        rms_eps=keys.need_number(
-            f"{body}rms_norm_eps", gguf_key="dflash.attention.layer_norm_rms_epsilon"
-        ),
+        rms_eps=_rms_eps(keys, body),
         rope=read_rope(keys, body, head_dim),
-        block_size=keys.need_count(*draft("block_size"), gguf_key="dflash.block_size", minimum=2),
-        mask_token_id=keys.need_count(
-            *draft("mask_token_id"), gguf_key="tokenizer.ggml.mask_token_id", minimum=0
-        ),
+        block_size=_drafting(keys, layout, "block_size", "dflash.block_size", 2),
+        mask_token_id=_drafting(keys, layout, "mask_token_id", "tokenizer.ggml.mask_token_id", 0),
         target_layers=target_layers,
-        n_target_layers=keys.take_count("num_target_layers", note="checked", required=False),
+        n_target_layers=_optional_count(keys, "num_target_layers", "checked"),
         convolution=convolution,
         selector=selector,
-        logit_scale=keys.take_number(
-            *draft("output_multiplier"), gguf_key="dflash.logit_scale", required=False
-        ),
+        logit_scale=_scale(keys, layout, "output_multiplier", "logit_scale"),
         softcap=softcap if softcap is not None and softcap > 0 else None,
-        embedding_scale=keys.take_number(
-            *draft("input_embedding_scale"), gguf_key="dflash.embedding_scale", required=False
-        ),
-        value_scale=keys.take_number(
-            *draft("attention_value_scale"),
-            gguf_key="dflash.attention.value_scale",
-            required=False,
-        ),
+        embedding_scale=_scale(keys, layout, "input_embedding_scale", "embedding_scale"),
+        value_scale=_scale(keys, layout, "attention_value_scale", "attention.value_scale"),
         activation=activation,
         window=window,
         window_pattern=pattern,
@@ -273,6 +239,60 @@ def read_config(
     )
     _check_sizes(config, keys)
     return config
+
+
+def _check_supported(keys: ConfigKeys, body: str) -> None:
+    for key, (allowed, why) in _MUST_BE.items():
+        keys.require(key, allowed, why)
+        if body:
+            keys.require(body + key, allowed, why)
+
+
+def _size(keys: ConfigKeys, body: str, name: str, gguf_key: str) -> int:
+    return keys.need_count(body + name, gguf_key=f"dflash.{gguf_key}")
+
+
+def _optional_count(keys: ConfigKeys, name: str, note: str) -> int | None:
+    return keys.take_count(name, note=note, required=False)
+
+
+def _drafting(keys: ConfigKeys, layout: Layout, name: str, gguf_key: str, minimum: int) -> int:
+    return keys.need_count(*layout.draft_names(name), gguf_key=gguf_key, minimum=minimum)
+
+
+def _scale(keys: ConfigKeys, layout: Layout, name: str, gguf_key: str) -> float | None:
+    names = layout.draft_names(name)
+    return keys.take_number(*names, gguf_key=f"dflash.{gguf_key}", required=False)
+
+
+def _rms_eps(keys: ConfigKeys, body: str) -> float:
+    gguf_key = "dflash.attention.layer_norm_rms_epsilon"
+    return keys.need_number(f"{body}rms_norm_eps", gguf_key=gguf_key)
+
+
+def _layer_count(keys: ConfigKeys, body: str) -> int:
+    n_layers = _size(keys, body, "num_hidden_layers", "block_count")
+    if n_layers > 1024:
+        raise keys.error(f"num_hidden_layers is {n_layers}: no drafter is that deep")
+    return n_layers
+
+
+def _activation(keys: ConfigKeys, body: str) -> str:
+    activation = keys.take_any(f"{body}hidden_act", gguf_key="dflash.hidden_activation")
+    if activation not in _ACTIVATIONS:
+        raise keys.error(f"hidden_act {activation!r} is not one of {', '.join(_ACTIVATIONS)}")
+    return str(activation)
+
+
+def _hidden_size(keys: ConfigKeys, body: str) -> int:
+    of_target = _optional_count(keys, "target_hidden_size", "checked")
+    n_embd = _size(keys, body, "hidden_size", "embedding_length")
+    if of_target not in (None, n_embd):
+        raise keys.error(
+            f"target_hidden_size {of_target} differs from the drafter's hidden_size {n_embd}, "
+            "but drafter and target share embeddings and head: such drafters are not supported"
+        )
+    return n_embd
 
 
 def _account(keys: ConfigKeys, body: str, ignore_keys: Iterable[str]) -> tuple[KeyUse, ...]:
@@ -288,36 +308,30 @@ def _account(keys: ConfigKeys, body: str, ignore_keys: Iterable[str]) -> tuple[K
     return keys.finish(ignore_keys)
 
 
-def _target_layers(
-    keys: ConfigKeys, draft: Callable[[str], tuple[str, ...]], *, speculators: bool
-) -> tuple[int, ...]:
-    if speculators:
+def _target_layers(keys: ConfigKeys, layout: Layout) -> tuple[int, ...]:
+    if layout.body:
         taken = keys.take_list(
             "aux_hidden_state_layer_ids", item=int, gguf_key="dflash.target_layers"
         )
         step = 0  # this layout counts inputs already
     else:
-        taken = keys.take_list(
-            *draft("target_layer_ids"), item=int, gguf_key="dflash.target_layers", note="each + 1"
-        )
+        names = layout.draft_names("target_layer_ids")
+        taken = keys.take_list(*names, item=int, gguf_key="dflash.target_layers", note="each + 1")
         step = 1
     layers = tuple(int(k) + step for k in taken or ())
     if not layers:
         raise keys.error("no target layers are named: the drafter would have nothing to read")
     if list(layers) != sorted(set(layers)) or not 1 <= layers[0] <= layers[-1] < 2**31:
         raise keys.error(
-            f"target layers {taken} must be distinct, ascending and count from "
-            f"{'1' if speculators else '0'}"
+            f"target layers {taken} must be distinct, ascending and count from {1 - step}"
         )
     return layers
 
 
-def _dflash2(
-    keys: ConfigKeys, draft: Callable[[str], tuple[str, ...]], layout: Layout
-) -> tuple[Convolution | None, Selector | None]:
+def _dflash2(keys: ConfigKeys, layout: Layout) -> tuple[Convolution | None, Selector | None]:
     names = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
     if layout.version == 1:
-        present = [key for name in names for key in draft(name) if key in keys.names()]
+        present = [key for name in names for key in layout.draft_names(name) if key in keys.names()]
         if present:
             raise keys.error(
                 f"the file says DFlash v1 but has the DFlash2 key {present[0]!r}: set "
@@ -325,7 +339,7 @@ def _dflash2(
             )
         return None, None
     kernel, group, rank, top_k = (
-        keys.need_count(*draft(name), gguf_key=f"dflash.{name}") for name in names
+        keys.need_count(*layout.draft_names(name), gguf_key=f"dflash.{name}") for name in names
     )
     return Convolution(kernel, group), Selector(rank, top_k)
 

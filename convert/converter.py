@@ -73,13 +73,11 @@ def convert(
 
     Args:
         drafter_dir: folder with the drafter's `config.json` and safetensors weights, in any of the
-        three
-            published layouts.
+            three published layouts.
         target: the target model's GGUF file (preferred), or its Hugging Face folder. Tokenizer,
-        rope type
-            and layer count come from it.
+            rope type and layer count come from it.
         outfile: the file to write; replaced in one step if it exists. Must not lie inside an input
-        folder.
+            folder.
         outtype: type of the large tensors: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.
         dry_run: make and check the whole plan, write nothing.
         ignore_keys: unknown configuration keys (dotted names) that are known not to matter.
@@ -94,65 +92,105 @@ def convert(
 
     Raises:
         ConversionError: the checkpoint, the target or the output path will not do; the text says
-        why and
-            what to do. Neither output nor temporary file is left behind, also when interrupted; a
-            file that was at `outfile` before is untouched.
+            why and what to do. Neither output nor temporary file is left behind, also when
+            interrupted; a file that was at `outfile` before is untouched.
     """
     folder, target_path, out = Path(drafter_dir), Path(target), Path(outfile)
+    _check_options(folder, outtype, draft_vocab, vocab_counts)
+    _check_outfile(out, folder, target_path)
+    if isinstance(vocab_counts, (str, os.PathLike)):
+        _check_outfile(out, folder, Path(vocab_counts))
+    try:
+        config, model = _read_pair(folder, target_path, ignore_keys)
+        with Checkpoint(folder) as checkpoint, contextlib.ExitStack() as files:
+            plan = _plan(checkpoint, config, model, outtype, draft_vocab, vocab_counts, files)
+            errors = {} if dry_run else _write(out, checkpoint, plan, progress)
+    except OSError as error:
+        raise ConversionError(f"{error.filename or out}: {error.strerror or error}") from error
+    return plan.report(None if dry_run else out, errors)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What to write."""
+
+    config: DrafterConfig
+    outtype: str
+    tensors: tuple[TensorPlan, ...]
+    ignored_tensors: tuple[IgnoredTensor, ...]
+    metadata: tuple[Metadata, ...]
+    head: DraftHead | None
+
+    @property
+    def headers(self) -> list[TensorHeader]:
+        """The tensors as the file announces them."""
+        return [TensorHeader(plan.name, plan.shape, plan.kind) for plan in self.tensors]
+
+    def report(self, outfile: Path | None, errors: Mapping[str, float]) -> ConversionReport:
+        """The plan, and what came of it."""
+        return ConversionReport(
+            layout=self.config.layout,
+            version=self.config.version,
+            outtype=self.outtype,
+            outfile=outfile,
+            n_bytes=sum(header.n_bytes for header in self.headers),
+            tensors=self.tensors,
+            ignored_tensors=self.ignored_tensors,
+            keys=_effective(self.config.key_uses, self.metadata),
+            metadata=self.metadata,
+            decisions=self.config.decisions,
+            errors=errors,
+            head=self.head,
+        )
+
+
+def _check_options(
+    folder: Path, outtype: str, draft_vocab: int | None, vocab_counts: Counts | None
+) -> None:
     if outtype not in OUTTYPES:
         raise ConversionError(f"outtype {outtype!r} is not one of {', '.join(OUTTYPES)}")
     if not folder.is_dir():
         raise ConversionError(f"{folder}: no such folder. Pass the drafter's Hugging Face folder.")
     if draft_vocab is None and vocab_counts is not None:
         raise ConversionError("counts are for choosing a draft vocabulary: give its size as well")
-    _check_outfile(out, folder, target_path)
-    if isinstance(vocab_counts, (str, os.PathLike)):
-        _check_outfile(out, folder, Path(vocab_counts))
-    try:
-        config_path = folder / "config.json"
-        config = read_config(
-            read_json(config_path, "the drafter's configuration"),
-            config_path,
-            ignore_keys=ignore_keys,
+
+
+def _read_pair(
+    folder: Path, target: Path, ignore_keys: Iterable[str]
+) -> tuple[DrafterConfig, Target]:
+    path = folder / "config.json"
+    raw = read_json(path, "the drafter's configuration")
+    config = read_config(raw, path, ignore_keys=ignore_keys)
+    _check_extras(folder)
+    model = read_target(target)
+    _check_pair(config, model, path)
+    return config, model
+
+
+def _plan(
+    checkpoint: Checkpoint,
+    config: DrafterConfig,
+    target: Target,
+    outtype: str,
+    draft_vocab: int | None,
+    vocab_counts: Counts | None,
+    files: contextlib.ExitStack,
+) -> _Plan:
+    """The whole plan; `files` keeps open what a head of its own is read from."""
+    kind = OUTTYPES[outtype]
+    plans, ignored = plan_tensors(checkpoint, config, kind)
+    head = None
+    if draft_vocab is not None:
+        source = find_head(checkpoint, plans, config, target, kind, files)
+        top_k = config.selector.top_k if config.selector else 1
+        kept = choose_vocabulary(
+            target.tokenizer, target.vocab_size, draft_vocab, vocab_counts, top_k
         )
-        _check_extras(folder)
-        model = read_target(target_path)
-        _check_pair(config, model, config_path)
-        with Checkpoint(folder) as checkpoint, contextlib.ExitStack() as files:
-            plans, ignored = plan_tensors(checkpoint, config, OUTTYPES[outtype])
-            head = None
-            if draft_vocab is not None:
-                source = find_head(checkpoint, plans, config, model, OUTTYPES[outtype], files)
-                top_k = config.selector.top_k if config.selector else 1
-                kept = choose_vocabulary(
-                    model.tokenizer, model.vocab_size, draft_vocab, vocab_counts, top_k
-                )
-                head = DraftHead(kept, source)
-                plans = (*(plan for plan in plans if plan.name != OUTPUT), *head.plans)
-            metadata = build_metadata(
-                folder, config, model, plans, OUTTYPES[outtype], head.vocabulary if head else None
-            )
-            headers = [TensorHeader(plan.name, plan.shape, plan.kind) for plan in plans]
-            errors: dict[str, float] = {}
-            if not dry_run:
-                data = _Data(checkpoint, config.vocab_size, head)
-                errors = _write(out, data, plans, headers, metadata, progress)
-    except OSError as error:
-        raise ConversionError(f"{error.filename or out}: {error.strerror or error}") from error
-    return ConversionReport(
-        layout=config.layout,
-        version=config.version,
-        outtype=outtype,
-        outfile=None if dry_run else out,
-        n_bytes=sum(header.n_bytes for header in headers),
-        tensors=plans,
-        ignored_tensors=ignored,
-        keys=_effective(config.key_uses, metadata),
-        metadata=metadata,
-        decisions=config.decisions,
-        errors=errors,
-        head=head,
-    )
+        head = DraftHead(kept, source)
+        plans = (*(plan for plan in plans if plan.name != OUTPUT), *head.plans)
+    vocabulary = head.vocabulary if head else None
+    metadata = build_metadata(checkpoint.folder, config, target, plans, kind, vocabulary)
+    return _Plan(config, outtype, plans, ignored, metadata, head)
 
 
 def _effective(uses: tuple[KeyUse, ...], metadata: tuple[Metadata, ...]) -> tuple[KeyUse, ...]:
@@ -263,35 +301,32 @@ class _Data:
 
 
 def _write(
-    out: Path,
-    data: _Data,
-    plans: tuple[TensorPlan, ...],
-    headers: list[TensorHeader],
-    metadata: tuple[Metadata, ...],
-    progress: Progress | None,
+    out: Path, checkpoint: Checkpoint, plan: _Plan, progress: Progress | None
 ) -> dict[str, float]:
     """Write the file; returns each tensor's error. See `convert` for the guarantees."""
+    data = _Data(checkpoint, plan.config.vocab_size, plan.head)
+    headers = plan.headers
     total = sum(header.n_bytes for header in headers)
     errors: dict[str, float] = {}
     done = 0
     with _replacing(out) as (file, temporary):
-        write_header(file, metadata, headers)
-        for plan, header in zip(plans, headers, strict=True):
-            meter = ErrorMeter(plan.name, plan.kind)
+        write_header(file, plan.metadata, headers)
+        for tensor, header in zip(plan.tensors, headers, strict=True):
+            meter = ErrorMeter(tensor.name, tensor.kind)
             n_written = 0
-            for piece in data.pieces(plan, meter):
+            for piece in data.pieces(tensor, meter):
                 n_written += file.write(piece)
                 if progress:
-                    progress(done + n_written, total, plan.name)
+                    progress(done + n_written, total, tensor.name)
             if n_written != header.n_bytes:
                 raise ConversionError(
-                    f"tensor {plan.name!r}: {n_written} bytes, not {header.n_bytes}"
+                    f"tensor {tensor.name!r}: {n_written} bytes, not {header.n_bytes}"
                 )
-            errors[plan.name] = meter.finish()
+            errors[tensor.name] = meter.finish()
             file.write(padding(n_written))
             done += n_written
         file.flush()
-        _check_written(temporary, headers, metadata)
+        _check_written(temporary, headers, plan.metadata)
     return errors
 
 

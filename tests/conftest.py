@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+# Last, and after the import of the package: for bench and tests.tools alone.
+sys.path.append(str(ROOT))
 FIXTURES = ROOT / "tests" / "data" / "fixtures"
 
 

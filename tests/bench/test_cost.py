@@ -12,10 +12,10 @@ import pytest
 from gguf import GGMLQuantizationType, dequantize
 
 from bench import cost_report
-from bench.cost_curve import CostRun, Kernels
-from bench.quantise import DECODE_WORKER
-from bench.synthetic import SHAPES, TYPES, random_matrix, synthetic
-from bench.systems import ask
+from bench.cost_curve import CostRun
+from tests.tools.kernels import Kernels
+from tests.tools.synthetic import SHAPES, TYPES, random_matrix, synthetic
+from tests.tools.worker_process import ask
 
 DECODABLE = [name for name in TYPES if name not in ("MXFP4", "F32", "F16", "BF16")]
 
@@ -78,7 +78,7 @@ def test_random_weights_have_their_deviation(name: str) -> None:
 @pytest.mark.parametrize("name", ["Q4_K", "MXFP4"])
 def test_synthetic_models_run(family: str, name: str, tmp_path: Path) -> None:
     reply = ask(
-        DECODE_WORKER,
+        "bench.cost_worker",
         {
             "task": "cost",
             "model": str(synthetic(family, name, folder=tmp_path)),

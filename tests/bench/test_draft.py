@@ -21,9 +21,9 @@ from bench.draft_floor import (
     floor,
 )
 from bench.draft_report import DraftRow, DraftRun, DraftSystem, markdown, summarise
-from bench.errors import BenchError
-from bench.synthetic_pair import PAIRS, Pair, synthetic_pair
 from bench.systems import OURS, UPSTREAM, Rendered, parse_upstream
+from tests.tools.errors import ToolError
+from tests.tools.synthetic_pair import PAIRS, Pair, synthetic_pair
 
 OURS_WHOLE = DraftSystem(OURS, is_reduced=False)
 OURS_REDUCED = DraftSystem(OURS, is_reduced=True)
@@ -90,7 +90,7 @@ def test_reads_our_times() -> None:
 )
 def test_times_of_no_use_are_errors(n_cycles: int, n_whole: int, problem: str) -> None:
     reply = {"draft_us": 1, "n_cycles": n_cycles, "n_whole_drafts": n_whole, "n_decoded": 9}
-    with pytest.raises(BenchError, match=problem):
+    with pytest.raises(ToolError, match=problem):
         our_times(reply)
 
 
@@ -185,7 +185,7 @@ def test_head_is_the_targets_unless_the_drafter_has_one(pair: Pair) -> None:
 
 def test_block_size_is_the_drafters(pair: Pair) -> None:
     assert draft_block_size(pair.reduced) == PAIRS["tiny"].block_size
-    with pytest.raises(BenchError, match="no DFlash drafter"):
+    with pytest.raises(ToolError, match="no DFlash drafter"):
         draft_block_size(pair.target)
 
 
@@ -211,5 +211,5 @@ def test_pair_shares_one_tokenizer(pair: Pair) -> None:
 
 
 def test_unknown_pair_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="one of qwen3-4b"):
+    with pytest.raises(ToolError, match="one of qwen3-4b"):
         synthetic_pair("7b", folder=tmp_path)

@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 
 from bench import environment, report
-from bench.errors import BenchError
 from bench.summary import Best, Record, Reference, best, compare, summarise
 from bench.systems import (
     OURS,
@@ -23,6 +22,7 @@ from bench.systems import (
     parse_upstream,
     without_verify,
 )
+from tests.tools.errors import ToolError
 
 PROMPT = Rendered(text="<|im_start|>user\nHi<|im_end|>\n", tokens=[1] * 44)
 LOG = """\
@@ -91,14 +91,14 @@ def test_long_prompts_leave_no_time_of_verifying() -> None:
 
 
 def test_unknown_log_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(BenchError, match="remedy"):
+    with pytest.raises(ToolError, match="remedy"):
         parse_upstream(b"\n\n\n\n", "nothing of the kind", prompt=PROMPT, n_max=1)
 
 
 def test_prompt_of_another_length_is_an_error() -> None:
     shorter = Rendered(text=PROMPT.text, tokens=PROMPT.tokens[1:])
     out = b"\n\n" + PROMPT.text.encode() + b"\n\n\n\n"
-    with pytest.raises(BenchError, match="44 tokens instead of 43"):
+    with pytest.raises(ToolError, match="44 tokens instead of 43"):
         parse_upstream(out, LOG, prompt=shorter, n_max=2)
 
 

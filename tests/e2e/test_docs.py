@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import llama_cpp
 import pytest
 
 import pydflash2
+from bench.__main__ import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -106,3 +108,58 @@ def test_links(document: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
         if "://" not in link:
             assert (document.parent / link).exists(), link
+
+
+BENCH = "python -m bench"
+
+
+def bench_commands(text: str) -> list[list[str]]:
+    """The arguments of every bench command in a document, in a block or inside a sentence."""
+    fence = re.compile(r"^```.*?\n(.*?)^```", re.M | re.S)
+    lines = [part for block in fence.findall(text) for part in re.split(r"\n|&&|\|", block)]
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", fence.sub("", text))]
+    found = [shlex.split(part, comments=True) for part in (*lines, *spans) if BENCH in part]
+    return [words[words.index("bench") + 1 :] for words in found]
+
+
+def check_bench(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Has the real parser read the arguments; what it leaves to a program, its help must name."""
+    _, found = parse(arguments)
+    passed_on = [word for word in getattr(found, "passed_on", []) if word.startswith("-")]
+    if passed_on:
+        with pytest.raises(SystemExit):
+            parse([arguments[0], "--help"])
+        known = re.findall(r"--[a-z-]+", capsys.readouterr().out)
+        assert set(passed_on) <= set(known)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_bench_commands(document: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = bench_commands(document.read_text())
+    assert len(commands) == document.read_text().count(BENCH)
+    for arguments in commands:
+        check_bench(arguments, capsys)
+
+
+def test_there_are_bench_commands() -> None:
+    named = {tuple(words[:1]) for path in DOCUMENTS for words in bench_commands(path.read_text())}
+    assert named >= {("--drafter",), ("cost-curve",), ("draft",), ("kernels",)}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "--drafters FILE",
+        "cost_curve",
+        "cost-curve --widths 0",
+        "draft --shape 7b",
+        "kernels --op nothing",
+        "kernels --ops matmul",
+    ],
+)
+def test_wrong_bench_commands_are_noticed(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = f"Run `{BENCH}\n{wrong}`, or\n```\npip install . && {BENCH} {wrong}  # a comment\n```\n"
+    commands = bench_commands(text)
+    assert commands == [wrong.split()] * 2
+    with pytest.raises((SystemExit, AssertionError)):
+        check_bench(commands[0], capsys)

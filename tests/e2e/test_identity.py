@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 import pydflash2
-from bench.quantise import requantised
 from tests.tools.bigram_drafter import write_bigram_drafter
 from tests.tools.prompts import questions
+from tests.tools.quantise import requantised
 from tests.tools.tiny_targets import write_tiny_target
 
 IS_FULL = os.environ.get("DFLASH2_FULL") == "1"

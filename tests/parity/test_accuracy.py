@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from bench.cost_curve import Kernels
-from bench.quantise import DECODE_WORKER, FILE_TYPES, requantised, write_requantised
-from bench.systems import ask
+from tests.tools.kernels import Kernels
+from tests.tools.quantise import FILE_TYPES, requantised, write_requantised
+from tests.tools.worker_process import ask
 
 IS_FULL = os.environ.get("DFLASH2_FULL") == "1"
 TYPES = [name for name in FILE_TYPES if name != "F32"] if IS_FULL else ["Q4_1", "Q4_K_M"]
@@ -46,7 +46,7 @@ _DISABLED, _UNSUPPORTED = 3, 4  # df2_kernels_state
 
 @pytest.fixture(scope="module", autouse=True)
 def _kernels_in_use() -> None:
-    found = ask(DECODE_WORKER, {"task": "kernels"}, environment=dict(os.environ))
+    found = ask("tests.tools.model_worker", {"task": "kernels"}, environment=dict(os.environ))
     if found["state"] in (_DISABLED, _UNSUPPORTED):
         pytest.skip(f"kernels are not in use: {found['note']}")
 
@@ -79,7 +79,7 @@ def english_text() -> str:
 def decode(task: str, path: Path, kernels: Kernels, **request: Any) -> dict[str, Any]:
     """Has one model decode something with these kernels."""
     reply = ask(
-        DECODE_WORKER,
+        "tests.tools.model_worker",
         {
             "task": task,
             "model": str(path),

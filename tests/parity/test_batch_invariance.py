@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pytest
 
 import pydflash2
-from bench.quantise import FileType, write_requantised
-from bench.synthetic import synthetic
+from tests.tools.quantise import FileType, write_requantised
+from tests.tools.synthetic import synthetic
 from tests.tools.tiny_targets import write_tiny_target
 
 N_TOKENS = 200

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
+from tests.tools.gguf_files import copy_tokenizer, finish
+
 Key = int | float | bool | str
 Weights = npt.NDArray[np.float32] | npt.NDArray[np.int64]
 
@@ -67,7 +69,7 @@ def write_tiny_drafter(
     source = GGUFReader(target)
     writer = GGUFWriter(path, "dflash")
     _write_keys(writer, shape)
-    n_vocab = _copy_tokenizer(writer, source)
+    n_vocab = copy_tokenizer(writer, source)
     writer.add_uint32("tokenizer.ggml.mask_token_id", shape.mask_token)
     architecture = source.fields["general.architecture"].contents()
     n_embd_target = int(source.fields[f"{architecture}.embedding_length"].contents())
@@ -75,10 +77,7 @@ def write_tiny_drafter(
     change(tensors)
     for name, values in tensors.items():
         writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -109,77 +108,83 @@ def _write_keys(writer: GGUFWriter, shape: TinyDrafter) -> None:
         writer.add_array("dflash.attention.sliding_window_pattern", list(shape.windowed))
 
 
-def _copy_tokenizer(writer: GGUFWriter, source: GGUFReader) -> int:
-    for name, entry in source.fields.items():
-        if not name.startswith("tokenizer."):
-            continue
-        value = entry.contents()
-        if isinstance(value, list):
-            writer.add_array(name, value)
-        else:
-            writer.add_key_value(name, value, entry.types[0])
-    return len(source.fields["tokenizer.ggml.tokens"].contents())
+class _Tensors(dict[str, Weights]):
+    """Random tensors by name, none of which depends on which others there are."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+
+    def random(self, name: str, *lengths: int, mean: float, deviation: float) -> None:
+        """Normal values."""
+        generator = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
+        values = mean + deviation * generator.standard_normal(lengths)
+        self[name] = values.astype(np.float32)
+
+    def matrix(self, name: str, rows: int, columns: int) -> None:
+        """Weights that keep the size of what they are multiplied with."""
+        self.random(name, rows, columns, mean=0.0, deviation=columns**-0.5)
+
+    def norm(self, name: str, length: int) -> None:
+        """Weights of a norm, about one."""
+        self.random(name, length, mean=1.0, deviation=0.2)
 
 
 def _tensors(shape: TinyDrafter, n_vocab: int, n_embd_target: int) -> dict[str, Weights]:
-    tensors: dict[str, Weights] = {}
-
-    def random(name: str, *lengths: int, mean: float, deviation: float) -> None:
-        # not from one stream: a tensor must not depend on which others there are
-        generator = np.random.default_rng([shape.seed, zlib.crc32(name.encode())])
-        values = mean + deviation * generator.standard_normal(lengths)
-        tensors[name] = values.astype(np.float32)
-
-    def matrix(name: str, rows: int, columns: int) -> None:
-        random(name, rows, columns, mean=0.0, deviation=columns**-0.5)
-
-    def norm(name: str, length: int) -> None:
-        random(name, length, mean=1.0, deviation=0.2)
-
+    tensors = _Tensors(shape.seed)
     n_embd, extras = shape.n_embd, shape.extras
-    n_q, n_kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
-    n_coefficients = 2 * shape.kernel_size * (n_embd // shape.group_size)
-    matrix("fc.weight", n_embd, len(shape.taps) * n_embd_target)
-    norm("enc.output_norm.weight", n_embd)
-    norm("output_norm.weight", n_embd)
+    tensors.matrix("fc.weight", n_embd, len(shape.taps) * n_embd_target)
+    tensors.norm("enc.output_norm.weight", n_embd)
+    tensors.norm("output_norm.weight", n_embd)
     for i in range(shape.n_layer):
-        block = f"blk.{i}."
-        norm(f"{block}attn_norm.weight", n_embd)
-        matrix(f"{block}attn_q.weight", n_q, n_embd)
-        matrix(f"{block}attn_k.weight", n_kv, n_embd)
-        matrix(f"{block}attn_v.weight", n_kv, n_embd)
-        matrix(f"{block}attn_output.weight", n_embd, n_q)
-        # well above one, so that attention is far from uniform and positions matter
-        random(f"{block}attn_q_norm.weight", shape.head_dim, mean=1.5, deviation=0.3)
-        random(f"{block}attn_k_norm.weight", shape.head_dim, mean=1.5, deviation=0.3)
-        norm(f"{block}ffn_norm.weight", n_embd)
-        matrix(f"{block}ffn_gate.weight", shape.n_ff, n_embd)
-        matrix(f"{block}ffn_up.weight", shape.n_ff, n_embd)
-        matrix(f"{block}ffn_down.weight", n_embd, shape.n_ff)
-        if "sinks" in extras:
-            random(f"{block}attn_sinks.weight", shape.n_head, mean=2.0, deviation=1.0)
-        if "post_norms" in extras:
-            norm(f"{block}post_attention_norm.weight", n_embd)
-            norm(f"{block}post_ffw_norm.weight", n_embd)
-        if "layer_scale" in extras:
-            random(f"{block}layer_output_scale.weight", 1, mean=0.5, deviation=0.1)
+        _add_layer(tensors, f"blk.{i}.", shape)
         if shape.version == 2:
-            for sublayer in ("attn", "ffn"):
-                base = f"{block}{sublayer}_conv_base"
-                random(base, 2, shape.kernel_size, n_embd, mean=0.5, deviation=0.3)
-                matrix(f"{block}{sublayer}_conv_proj.weight", n_coefficients, n_embd)
+            _add_convolutions(tensors, f"blk.{i}.", shape)
     if shape.version == 2:
-        matrix("selector_hidden.weight", shape.rank, n_embd)
-        matrix("selector_predecessor.weight", n_vocab, shape.rank)
-        matrix("selector_successor.weight", n_vocab, shape.rank)
+        tensors.matrix("selector_hidden.weight", shape.rank, n_embd)
+        tensors.matrix("selector_predecessor.weight", n_vocab, shape.rank)
+        tensors.matrix("selector_successor.weight", n_vocab, shape.rank)
     if "rope_freqs" in extras:
-        random("rope_freqs.weight", shape.head_dim // 2, mean=2.0, deviation=0.3)
+        tensors.random("rope_freqs.weight", shape.head_dim // 2, mean=2.0, deviation=0.3)
     n_rows = shape.n_vocab_draft or n_vocab
     if "token_embd" in extras:
-        matrix("token_embd.weight", n_vocab, n_embd)
+        tensors.matrix("token_embd.weight", n_vocab, n_embd)
     if "output" in extras:
-        matrix("output.weight", n_rows, n_embd)
+        tensors.matrix("output.weight", n_rows, n_embd)
     if "d2t" in extras:
         # neither sorted nor a range, so that no order or offset can stand in for it
         tensors["d2t"] = np.random.default_rng(shape.seed).permutation(n_vocab)[:n_rows]
     return tensors
+
+
+def _add_layer(tensors: _Tensors, block: str, shape: TinyDrafter) -> None:
+    n_embd, extras = shape.n_embd, shape.extras
+    n_q, n_kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
+    tensors.norm(f"{block}attn_norm.weight", n_embd)
+    tensors.matrix(f"{block}attn_q.weight", n_q, n_embd)
+    tensors.matrix(f"{block}attn_k.weight", n_kv, n_embd)
+    tensors.matrix(f"{block}attn_v.weight", n_kv, n_embd)
+    tensors.matrix(f"{block}attn_output.weight", n_embd, n_q)
+    # well above one, so that attention is far from uniform and positions matter
+    tensors.random(f"{block}attn_q_norm.weight", shape.head_dim, mean=1.5, deviation=0.3)
+    tensors.random(f"{block}attn_k_norm.weight", shape.head_dim, mean=1.5, deviation=0.3)
+    tensors.norm(f"{block}ffn_norm.weight", n_embd)
+    tensors.matrix(f"{block}ffn_gate.weight", shape.n_ff, n_embd)
+    tensors.matrix(f"{block}ffn_up.weight", shape.n_ff, n_embd)
+    tensors.matrix(f"{block}ffn_down.weight", n_embd, shape.n_ff)
+    if "sinks" in extras:
+        tensors.random(f"{block}attn_sinks.weight", shape.n_head, mean=2.0, deviation=1.0)
+    if "post_norms" in extras:
+        tensors.norm(f"{block}post_attention_norm.weight", n_embd)
+        tensors.norm(f"{block}post_ffw_norm.weight", n_embd)
+    if "layer_scale" in extras:
+        tensors.random(f"{block}layer_output_scale.weight", 1, mean=0.5, deviation=0.1)
+
+
+def _add_convolutions(tensors: _Tensors, block: str, shape: TinyDrafter) -> None:
+    n_embd, kernel_size = shape.n_embd, shape.kernel_size
+    n_coefficients = 2 * kernel_size * (n_embd // shape.group_size)
+    for sublayer in ("attn", "ffn"):
+        base = f"{block}{sublayer}_conv_base"
+        tensors.random(base, 2, kernel_size, n_embd, mean=0.5, deviation=0.3)
+        tensors.matrix(f"{block}{sublayer}_conv_proj.weight", n_coefficients, n_embd)

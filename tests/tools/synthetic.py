@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, dequantize
 
-from .errors import BenchError
-from .quantise import FILE_TYPES, cache_folder, write_requantised
+from tests.tools.errors import ToolError
+from tests.tools.files import cache_folder
+from tests.tools.gguf_files import finish
+from tests.tools.quantise import FILE_TYPES, write_requantised
 
 _FORMAT = 1  # of the files; raised when what is written changes
 _WITH_HEAD_NORMS = ("qwen3", "qwen3moe", "dflash")
@@ -86,7 +88,7 @@ TYPES = (*_LAYOUTS, *_REQUANTISED, "F16", "BF16", "F32")
 def synthetic(family: str, type_name: str, *, folder: Path | None = None) -> Path:
     """The model of that name in that type, written if the folder (default: the cache) lacks it."""
     if family not in SHAPES or type_name not in TYPES:
-        raise BenchError(
+        raise ToolError(
             f"there is no synthetic model {family}:{type_name}",
             f"one of {', '.join(SHAPES)} in one of {', '.join(TYPES)}",
         )
@@ -130,14 +132,6 @@ def add_sizes(writer: GGUFWriter, shape: Shape) -> None:
         writer.add_expert_count(shape.experts.n)
         writer.add_expert_used_count(shape.experts.n_used)
         writer.add_expert_feed_forward_length(shape.experts.n_ff)
-
-
-def finish(writer: GGUFWriter) -> None:
-    """Writes everything down."""
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def _add_tensors(writer: GGUFWriter, shape: Shape, kind: GGMLQuantizationType) -> None:

@@ -1,9 +1,9 @@
-"""The one exception of the benchmark: what is wrong, and what to do about it."""
+"""The one exception of the tests' tools and of the benchmark."""
 
 from __future__ import annotations
 
 
-class BenchError(Exception):
+class ToolError(Exception):
     """Something the person at the keyboard has to fix.
 
     ``problem`` says what is missing or failed, ``remedy`` the next command or setting to try.

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 
-from .errors import BenchError
-from .quantise import cache_folder
-from .synthetic import Shape, Tensors, add_sizes, finish
+from tests.tools.errors import ToolError
+from tests.tools.files import cache_folder
+from tests.tools.gguf_files import finish
+from tests.tools.synthetic import Shape, Tensors, add_sizes
 
 _FORMAT = 1  # of the files; raised when what is written changes
 _MATRICES = GGMLQuantizationType.Q4_K
@@ -95,7 +96,7 @@ class Pair:
 def synthetic_pair(name: str, *, folder: Path | None = None) -> Pair:
     """The pair of that name, written where the folder (default: the cache) lacks it."""
     if name not in PAIRS:
-        raise BenchError(f"there is no synthetic pair {name}", f"one of {', '.join(PAIRS)}")
+        raise ToolError(f"there is no synthetic pair {name}", f"one of {', '.join(PAIRS)}")
     shape = PAIRS[name]
     stem = (folder or cache_folder()) / f"pair-{_FORMAT}-{name}"
     pair = Pair(
