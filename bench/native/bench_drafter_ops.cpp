@@ -138,14 +138,14 @@ Times divided(const Times &times, int n) {
   return {times.best_us / n, times.median_us / n};
 }
 
-using Run = Outcome (*)(const Drafter &, const DrafterOps &, int64_t n_rows, const Options &);
+using Run = Outcome (*)(const Drafter &, DrafterOps &, int64_t n_rows, const Options &);
 
 ConvWeights conv_weights(const Drafter &drafter, Graph *graph, int64_t n_rows) {
   const df2::DrafterLayer &layer = drafter.weights().layers[0];
   return {layer.attn_conv_base, graph->input(layer.attn_conv_proj->ne[1], n_rows, 0.1f)};
 }
 
-Outcome run_convolve(const Drafter &drafter, const DrafterOps &ops, int64_t n_rows, const Options &options) {
+Outcome run_convolve(const Drafter &drafter, DrafterOps &ops, int64_t n_rows, const Options &options) {
   Graph graph(options.n_threads);
   ggml_tensor *x = graph.input(drafter.params().n_embd, n_rows, 1.0f);
   const ConvWeights weights = conv_weights(drafter, &graph, n_rows);
@@ -159,7 +159,7 @@ Outcome run_convolve(const Drafter &drafter, const DrafterOps &ops, int64_t n_ro
   return outcome;
 }
 
-Outcome run_finish(const Drafter &drafter, const DrafterOps &ops, int64_t n_rows, const Options &options) {
+Outcome run_finish(const Drafter &drafter, DrafterOps &ops, int64_t n_rows, const Options &options) {
   Graph graph(options.n_threads);
   ggml_tensor *x = graph.input(drafter.params().n_embd, n_rows, 1.0f);
   ggml_tensor *residual = graph.input(drafter.params().n_embd, n_rows, 1.0f);
@@ -177,7 +177,7 @@ Outcome run_finish(const Drafter &drafter, const DrafterOps &ops, int64_t n_rows
   return outcome;
 }
 
-Outcome run_select(const Drafter &drafter, const DrafterOps &ops, int64_t n_rows, const Options &options) {
+Outcome run_select(const Drafter &drafter, DrafterOps &ops, int64_t n_rows, const Options &options) {
   Graph graph(options.n_threads);
   const df2::DrafterParams &params = drafter.params();
   const int64_t n_choices = params.n_vocab_draft > 0 ? params.n_vocab_draft : params.n_vocab;
@@ -229,7 +229,7 @@ Line bench_argmax(int64_t n_vocab, int64_t n_rows, const Options &options) {
 
 Line bench_forms(const char *op, int64_t size, Run run, const Drafter &drafter, int64_t n_rows,
                  const Options &options) {
-  const Outcome fused = run(drafter, *df2::fused_ops(drafter), n_rows, options);
+  const Outcome fused = run(drafter, *df2::fused_ops(drafter, *drafter.kernels()), n_rows, options);
   const Outcome plain = run(drafter, *df2::plain_ops(drafter), n_rows, options);
   return {op, size, n_rows, "ggml's nodes", fused.times, plain.times, agree(fused.values, plain.values)};
 }
@@ -253,7 +253,7 @@ void print(const Line &line, const Options &options) {
 }
 
 bool bench_drafter(const std::string &path, const Options &options) {
-  const Drafter drafter(path, nullptr, true);
+  const Drafter drafter(df2::DrafterFile(path), nullptr, df2::find_drafter_kernels());
   const df2::DrafterParams &params = drafter.params();
   if (params.version != 2) {
     std::fprintf(stderr, "%s: a DFlash 1 drafter has none of these operations\n", path.c_str());

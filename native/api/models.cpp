@@ -1,5 +1,6 @@
 // The C API for taps, targets and drafters.
 #include <algorithm>
+#include <optional>
 
 #include "api/guard.h"
 #include "api/handles.h"
@@ -95,14 +96,16 @@ int32_t df2_drafter_load(df2_drafter **out, const char *path, const df2_drafter_
     const df2_drafter_options given = df2::read_options(options, df2_drafter_options DF2_DRAFTER_OPTIONS_INIT);
     require(given.version >= 0 && given.version <= 2, "options.version must be 0 (any), 1 or 2");
     ggml_backend_buffer_type_t packed = nullptr;
-    bool with_kernels = wants_kernels(given.kernels);
-    if (with_kernels) {
+    std::optional<df2::DrafterKernels> kernels;
+    if (wants_kernels(given.kernels)) {
       df2::enable_kernels();
       packed = df2::drafter_buffer_type();
-      with_kernels = df2::kernel_status().state != DF2_KERNELS_DISABLED;
+      if (df2::kernel_status().state != DF2_KERNELS_DISABLED) {
+        kernels = df2::find_drafter_kernels();
+      }
     }
     auto handle = std::make_unique<df2_drafter>();
-    handle->drafter = std::make_shared<const df2::Drafter>(path, packed, with_kernels);
+    handle->drafter = std::make_shared<const df2::Drafter>(df2::DrafterFile(path), packed, kernels);
     const int32_t version = handle->drafter->params().version;
     if (given.version != 0 && given.version != version) {
       throw df2::Error(DF2_EMISMATCH, df2::format("'%s' is a DFlash %d drafter, and DFlash %d was asked for", path,

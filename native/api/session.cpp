@@ -112,18 +112,19 @@ int32_t df2_session_draft(df2_session *session, const df2_draft_options *options
     const df2_draft_options given = df2::read_options(options, df2_draft_options DF2_DRAFT_OPTIONS_INIT);
     session->session->check_draft(given.n_draft);
     const df2::Draft made = session->session->draft(given.n_draft, read_sampling(given));
+    const df2::DraftDetails details = session->session->draft_details();
     df2_draft found = {};
     found.n_draft = made.n_draft;
-    found.n_candidates = made.n_candidates;
+    found.n_candidates = details.n_candidates;
     found.n_embd = session->session->drafter_params()->n_embd;
-    found.n_vocab = made.n_vocab;
+    found.n_vocab = details.n_vocab;
     found.tokens = made.path;
-    found.candidates = made.candidates;
-    found.scores = made.scores;
-    found.q = made.q;
+    found.candidates = details.candidates;
+    found.scores = details.scores;
+    found.q = details.q;
     found.tokens_q = made.path_q;
-    found.hidden = made.hidden;
-    found.logits = made.logits;
+    found.hidden = details.hidden;
+    found.logits = details.logits;
     df2::write_result(draft, found);
   });
 }

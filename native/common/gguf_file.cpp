@@ -1,5 +1,10 @@
 #include "common/gguf_file.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -7,49 +12,7 @@
 
 #include "common/error.h"
 
-#if defined(_WIN32)
-#define WIN32_LEAN_AND_MEAN
-#include <windows.h>
-#else
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-#endif
-
 namespace df2 {
-
-#if defined(_WIN32)
-
-MappedFile::MappedFile(const std::string &path) {
-  const HANDLE file =
-      CreateFileA(path.c_str(), GENERIC_READ, FILE_SHARE_READ, nullptr, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, nullptr);
-  if (file == INVALID_HANDLE_VALUE) {
-    throw Error(DF2_EIO, format("cannot open '%s' (Windows error %lu)", path.c_str(), GetLastError()));
-  }
-  LARGE_INTEGER size;
-  const HANDLE mapping = GetFileSizeEx(file, &size) && size.QuadPart > 0
-                             ? CreateFileMappingA(file, nullptr, PAGE_READONLY, 0, 0, nullptr)
-                             : nullptr;
-  void *view = mapping != nullptr ? MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0) : nullptr;
-  if (mapping != nullptr) {
-    CloseHandle(mapping);
-  }
-  CloseHandle(file);
-  if (view == nullptr) {
-    throw Error(DF2_EIO, format("cannot map '%s' (empty file, or Windows error %lu)", path.c_str(), GetLastError()));
-  }
-  data_ = static_cast<uint8_t *>(view);
-  size_ = static_cast<size_t>(size.QuadPart);
-}
-
-MappedFile::~MappedFile() {
-  UnmapViewOfFile(data_);
-}
-
-void MappedFile::forget(const uint8_t * /*data*/, size_t /*n_bytes*/) const {}  // Windows trims working sets by itself
-
-#else
 
 MappedFile::MappedFile(const std::string &path) {
   const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -78,17 +41,6 @@ MappedFile::MappedFile(const std::string &path) {
 MappedFile::~MappedFile() {
   munmap(data_, size_);
 }
-
-void MappedFile::forget(const uint8_t *data, size_t n_bytes) const {
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + n_bytes) / page * page;
-  if (begin < end) {
-    madvise(reinterpret_cast<void *>(begin), end - begin, MADV_DONTNEED);
-  }
-}
-
-#endif
 
 GgufFile::GgufFile(const std::string &path) : path_(path), map_(std::make_shared<MappedFile>(path)) {
   if (map_->size() < 4 || std::memcmp(map_->data(), GGUF_MAGIC, 4) != 0) {

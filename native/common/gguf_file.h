@@ -24,9 +24,6 @@ class MappedFile {
   const uint8_t *data() const { return data_; }
   size_t size() const { return size_; }
 
-  // Says that a part is not needed for now. It can still be read: the operating system then fetches it again.
-  void forget(const uint8_t *data, size_t n_bytes) const;
-
  private:
   uint8_t *data_ = nullptr;
   size_t size_ = 0;

@@ -80,7 +80,6 @@ Session::Session(Target &target, std::shared_ptr<const Drafter> drafter, const S
     runner.full_window = options.window > 0 ? options.window : std::min(kDefaultWindow, trained);
     runner.cache_type = options.cache_type;
     runner.n_threads = options.n_threads_draft > 0 ? options.n_threads_draft : target.n_threads();
-    runner.fused = drafter->with_kernels();
     runner.threadpool = target.threadpool();
     runner_ = std::make_unique<DrafterRunner>(drafter, target.shared_weights(), runner);
   }

@@ -37,6 +37,8 @@ class Session {
   // Throws DF2_EINVAL if no draft of this length can be made now.
   void check_draft(int32_t n_draft) const;
   Draft draft(int32_t n_draft, const Sampling &sampling);
+  // Of the draft that the call before this one made.
+  DraftDetails draft_details() { return runner_->details(); }
   int32_t n_tokens() const { return static_cast<int32_t>(tokens_.size()); }
   const DrafterParams *drafter_params() const { return runner_ != nullptr ? &runner_->drafter().params() : nullptr; }
 

@@ -10,11 +10,11 @@ namespace {
 
 class GraphBuilder {
  public:
-  GraphBuilder(const Drafter &drafter, const DrafterOps &ops, const DrafterCache &cache, const SharedWeights &shared,
-               const GraphShape &shape, DrafterGraph *out)
+  GraphBuilder(const Drafter &drafter, const DrafterCache &cache, const SharedWeights &shared, const GraphShape &shape,
+               DrafterGraph *out)
       : params_(drafter.params()),
         weights_(drafter.weights()),
-        ops_(ops),
+        ops_(*out->ops),
         cache_(cache),
         shared_(shared),
         shape_(shape),
@@ -205,7 +205,7 @@ class GraphBuilder {
 
   const DrafterParams &params_;
   const DrafterWeights &weights_;
-  const DrafterOps &ops_;
+  DrafterOps &ops_;
   const DrafterCache &cache_;
   const SharedWeights &shared_;
   const GraphShape &shape_;
@@ -215,20 +215,21 @@ class GraphBuilder {
 
 }  // namespace
 
-DrafterGraph build_drafter_graph(const Drafter &drafter, const DrafterOps &ops, const DrafterCache &cache,
+DrafterGraph build_drafter_graph(const Drafter &drafter, ggml_backend_dev_t device, const DrafterCache &cache,
                                  const SharedWeights &shared, const GraphShape &shape) {
+  DrafterGraph out;
+  out.ops = ops_for(device, drafter);
   // besides the operations, about 40 tensors per layer; the rest is inputs and features
-  const size_t n_nodes = 64 + 48 * static_cast<size_t>(drafter.params().n_layer) + ops.max_tensors(shape.n_block);
+  const size_t n_nodes = 64 + 48 * static_cast<size_t>(drafter.params().n_layer) + out.ops->max_tensors(shape.n_block);
   const ggml_init_params init = {
       /*.mem_size =*/ggml_tensor_overhead() * n_nodes + ggml_graph_overhead_custom(n_nodes, false),
       /*.mem_buffer =*/nullptr, /*.no_alloc =*/true};
-  DrafterGraph out;
   out.context.reset(ggml_init(init));
   if (out.context == nullptr) {
     throw Error(DF2_ENOMEM, "out of memory for a drafter graph");
   }
   out.graph = ggml_new_graph_custom(out.context.get(), n_nodes, false);
-  GraphBuilder(drafter, ops, cache, shared, shape, &out).build();
+  GraphBuilder(drafter, cache, shared, shape, &out).build();
   return out;
 }
 

@@ -29,6 +29,7 @@ struct GraphShape {
 };
 
 struct DrafterGraph {
+  std::unique_ptr<DrafterOps> ops;  // what its nodes refer to
   ggml_context_ptr context;
   ggml_cgraph *graph = nullptr;
 
@@ -47,8 +48,8 @@ struct DrafterGraph {
   Selection selection = {};       // of n_block - 1 positions
 };
 
-// Builds, and does not allocate, the graph of a shape. What is passed must outlive it.
-DrafterGraph build_drafter_graph(const Drafter &drafter, const DrafterOps &ops, const DrafterCache &cache,
+// Builds, and does not allocate, the graph of a shape for a device. What is passed must outlive it.
+DrafterGraph build_drafter_graph(const Drafter &drafter, ggml_backend_dev_t device, const DrafterCache &cache,
                                  const SharedWeights &shared, const GraphShape &shape);
 
 }  // namespace df2

@@ -10,16 +10,16 @@ class PlainOps final : public DrafterOps {
  public:
   explicit PlainOps(const Drafter &drafter) : params_(drafter.params()), weights_(drafter.weights()) {}
 
-  ggml_tensor *norm(ggml_context *ctx, ggml_tensor *x, ggml_tensor *weight) const override {
+  ggml_tensor *norm(ggml_context *ctx, ggml_tensor *x, ggml_tensor *weight) override {
     return ggml_mul(ctx, ggml_rms_norm(ctx, x, params_.norm_eps), weight);
   }
 
-  ggml_tensor *convolve_in(ggml_context *ctx, ggml_tensor *x, const ConvWeights &weights) const override {
+  ggml_tensor *convolve_in(ggml_context *ctx, ggml_tensor *x, const ConvWeights &weights) override {
     return convolve(ctx, x, weights, kConvIn);
   }
 
   SublayerResult finish(ggml_context *ctx, ggml_tensor *x, const ConvWeights &weights,
-                        const SublayerEnd &end) const override {
+                        const SublayerEnd &end) override {
     ggml_tensor *y = weights.base != nullptr ? convolve(ctx, x, weights, kConvOut) : x;
     y = end.post_norm != nullptr ? norm(ctx, y, end.post_norm) : y;
     ggml_tensor *sum = ggml_add(ctx, end.residual, y);
@@ -27,7 +27,7 @@ class PlainOps final : public DrafterOps {
     return {sum, norm(ctx, sum, end.norm)};
   }
 
-  Selection select(ggml_context *ctx, const SelectInputs &inputs) const override {
+  Selection select(ggml_context *ctx, const SelectInputs &inputs) override {
     const int64_t k = n_candidates(params_);
     const int64_t n_draft = inputs.logits->ne[1];
     // a target's head may be padded past the vocabulary; those rows are not tokens
@@ -162,7 +162,7 @@ class PlainOps final : public DrafterOps {
 
 }  // namespace
 
-std::unique_ptr<const DrafterOps> plain_ops(const Drafter &drafter) {
+std::unique_ptr<DrafterOps> plain_ops(const Drafter &drafter) {
   return std::make_unique<PlainOps>(drafter);
 }
 

@@ -1,9 +1,10 @@
+#include "drafter/drafter_params.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "common/error.h"
 #include "common/gguf_file.h"
-#include "drafter/drafter.h"
 
 namespace df2 {
 
@@ -104,6 +105,11 @@ void read_version_2(const GgufFile &file, DrafterParams *params) {
          format("the hidden size %d is not a multiple of the convolution's group size %d", params->n_embd,
                 params->conv_group_size));
   }
+  const int32_t n_choices = params->n_vocab_draft > 0 ? params->n_vocab_draft : params->n_vocab;
+  if (params->selector_top_k > n_choices) {
+    fail(file, DF2_EFORMAT,
+         format("%d candidates cannot be chosen from a vocabulary of %d", params->selector_top_k, n_choices));
+  }
 }
 
 void read_taps(const GgufFile &file, DrafterParams *params) {
@@ -119,7 +125,11 @@ void read_taps(const GgufFile &file, DrafterParams *params) {
   }
 }
 
-void refuse_other_variants(const GgufFile &file) {
+void check_variant(const GgufFile &file) {
+  const std::string architecture = file.text("general.architecture");
+  if (architecture != "dflash") {
+    fail(file, DF2_EFORMAT, format("this is a '%s' model, not a DFlash drafter", architecture.c_str()));
+  }
   if (find_tensor(file, "markov_w1.weight") != nullptr) {
     fail(file, DF2_EUNSUPPORTED, "this is a DSpark drafter; DFlash 1 and DFlash 2 are supported");
   }
@@ -128,78 +138,124 @@ void refuse_other_variants(const GgufFile &file) {
   }
 }
 
+void read_sizes(const GgufFile &file, DrafterParams *params) {
+  params->n_layer = file.integer("dflash.block_count", 1, kMaxLayers);
+  params->n_embd = file.integer("dflash.embedding_length", 1, kMaxWidth);
+  params->n_ff = file.integer("dflash.feed_forward_length", 1, kMaxWidth);
+  params->n_ctx_train = file.integer("dflash.context_length", 1, kMaxContext);
+  params->block_size = file.integer("dflash.block_size", 2, DF2_MAX_DRAFT + 1);
+}
+
+void read_heads(const GgufFile &file, DrafterParams *params) {
+  params->n_head = file.integer("dflash.attention.head_count", 1, kMaxHeads);
+  params->n_head_kv = file.integer("dflash.attention.head_count_kv", 1, kMaxHeads, params->n_head);
+  if (params->n_head % params->n_head_kv != 0) {
+    fail(file, DF2_EFORMAT, format("%d attention heads cannot share %d K/V heads", params->n_head, params->n_head_kv));
+  }
+  params->head_dim = file.integer("dflash.attention.key_length", 1, kMaxHeadDim, params->n_embd / params->n_head);
+  const int32_t value_length = file.integer("dflash.attention.value_length", 1, kMaxHeadDim, params->head_dim);
+  if (params->head_dim < 1 || value_length != params->head_dim) {
+    fail(file, DF2_EFORMAT, "key and value heads must have the same positive size");
+  }
+  params->is_causal = file.flag("dflash.attention.causal", false);
+}
+
+void read_arithmetic(const GgufFile &file, DrafterParams *params) {
+  params->norm_eps = file.number("dflash.attention.layer_norm_rms_epsilon");
+  if (params->norm_eps < 0.0f) {
+    fail(file, DF2_EFORMAT, "dflash.attention.layer_norm_rms_epsilon must not be negative");
+  }
+  // upstream writes 0 for "absent" in these
+  const auto scale_of = [&](const char *key, float absent) {
+    const float value = file.number(key, 0.0f);
+    return value != 0.0f ? value : absent;
+  };
+  params->attn_scale = scale_of("dflash.attention.scale", 1.0f / std::sqrt(static_cast<float>(params->head_dim)));
+  params->value_scale = scale_of("dflash.attention.value_scale", 1.0f);
+  params->embedding_scale = scale_of("dflash.embedding_scale", 1.0f);
+  params->logit_scale = scale_of("dflash.logit_scale", 1.0f);
+  params->logit_softcap = std::max(0.0f, file.number("dflash.final_logit_softcapping", 0.0f));
+  const std::string activation = file.text("dflash.hidden_activation", "silu");
+  params->gelu = activation == "gelu" || activation == "gelu_pytorch_tanh";
+  if (!params->gelu && activation != "silu") {
+    fail(file, DF2_EUNSUPPORTED, format("activation '%s' is not supported (silu and gelu are)", activation.c_str()));
+  }
+}
+
+// The width of a tap is not stated: `fc` takes all of them.
+void read_target_width(const GgufFile &file, const TensorInfo &fc, DrafterParams *params) {
+  const auto n_taps = static_cast<int64_t>(params->taps.size());
+  const int64_t width = fc.ne[0] / n_taps;
+  if (fc.ne[0] % n_taps != 0 || width < 1 || width > kMaxWidth) {
+    fail(file, DF2_EFORMAT,
+         format("fc takes %lld inputs, which %lld tapped layers cannot share evenly", static_cast<long long>(fc.ne[0]),
+                static_cast<long long>(n_taps)));
+  }
+  params->n_embd_target = static_cast<int32_t>(width);
+}
+
+void read_tokenizer(const GgufFile &file, DrafterParams *params) {
+  const size_t n_tokens = file.texts("tokenizer.ggml.tokens").size();
+  if (n_tokens < 1 || n_tokens > static_cast<size_t>(kMaxVocab)) {
+    fail(file, DF2_EFORMAT, "the tokenizer is empty or absurdly large");
+  }
+  params->n_vocab = static_cast<int32_t>(n_tokens);
+  if (!file.has("tokenizer.ggml.mask_token_id")) {
+    fail(file, DF2_EFORMAT, "there is no tokenizer.ggml.mask_token_id; convert the drafter again");
+  }
+  params->mask_token = file.integer("tokenizer.ggml.mask_token_id", 0, params->n_vocab - 1);
+}
+
+// A head of the drafter's own may have fewer rows than the tokenizer has tokens. Embeddings of its own serve as a head
+// where there is no other.
+void read_draft_vocabulary(const GgufFile &file, DrafterParams *params) {
+  const TensorInfo *head = find_tensor(file, "output.weight");
+  if (head == nullptr) {
+    params->n_vocab_draft = find_tensor(file, "token_embd.weight") != nullptr ? params->n_vocab : 0;
+    return;
+  }
+  if (head->ne[1] < 1 || head->ne[1] > params->n_vocab) {
+    fail(file, DF2_EFORMAT,
+         format("output.weight has %lld rows for a vocabulary of %d", static_cast<long long>(head->ne[1]),
+                params->n_vocab));
+  }
+  params->n_vocab_draft = static_cast<int32_t>(head->ne[1]);
+  if (params->n_vocab_draft != params->n_vocab && find_tensor(file, "d2t") == nullptr) {
+    fail(file, DF2_EFORMAT, "a reduced output.weight needs a d2t tensor");
+  }
+}
+
+void refuse_shared_values(const GgufFile &file, const DrafterParams &params) {
+  for (int32_t i = 0; i < params.n_layer; ++i) {
+    if (find_tensor(file, format("blk.%d.attn_v.weight", i)) == nullptr) {
+      fail(file, DF2_EUNSUPPORTED, format("layer %d has no attn_v.weight; K/V sharing is not supported", i));
+    }
+  }
+}
+
 }  // namespace
 
 DrafterParams read_drafter_params(const GgufFile &file) {
-  const std::string architecture = file.text("general.architecture");
-  if (architecture != "dflash") {
-    fail(file, DF2_EFORMAT, format("this is a '%s' model, not a DFlash drafter", architecture.c_str()));
-  }
-  refuse_other_variants(file);
+  check_variant(file);
   const TensorInfo *fc = find_tensor(file, "fc.weight");
   if (fc == nullptr) {
     fail(file, DF2_EFORMAT, "tensor 'fc.weight' is missing; convert the drafter again");
   }
   DrafterParams params = {};
   params.version = find_tensor(file, "selector_hidden.weight") != nullptr ? 2 : 1;
-  params.n_layer = file.integer("dflash.block_count", 1, kMaxLayers);
-  params.n_embd = file.integer("dflash.embedding_length", 1, kMaxWidth);
-  params.n_ff = file.integer("dflash.feed_forward_length", 1, kMaxWidth);
-  params.n_head = file.integer("dflash.attention.head_count", 1, kMaxHeads);
-  params.n_head_kv = file.integer("dflash.attention.head_count_kv", 1, kMaxHeads, params.n_head);
-  if (params.n_head % params.n_head_kv != 0) {
-    fail(file, DF2_EFORMAT, format("%d attention heads cannot share %d K/V heads", params.n_head, params.n_head_kv));
-  }
-  params.head_dim = file.integer("dflash.attention.key_length", 1, kMaxHeadDim, params.n_embd / params.n_head);
-  const int32_t value_length = file.integer("dflash.attention.value_length", 1, kMaxHeadDim, params.head_dim);
-  if (params.head_dim < 1 || value_length != params.head_dim) {
-    fail(file, DF2_EFORMAT, "key and value heads must have the same positive size");
-  }
-  params.n_ctx_train = file.integer("dflash.context_length", 1, kMaxContext);
-  params.block_size = file.integer("dflash.block_size", 2, DF2_MAX_DRAFT + 1);
-  params.norm_eps = file.number("dflash.attention.layer_norm_rms_epsilon");
-  if (params.norm_eps < 0.0f) {
-    fail(file, DF2_EFORMAT, "dflash.attention.layer_norm_rms_epsilon must not be negative");
-  }
-  params.is_causal = file.flag("dflash.attention.causal", false);
-  const float attn_scale = file.number("dflash.attention.scale", 0.0f);
-  params.attn_scale = attn_scale != 0.0f ? attn_scale : 1.0f / std::sqrt(static_cast<float>(params.head_dim));
-  // upstream writes 0 for "absent" in these three
-  const auto scale_of = [&](const char *key) {
-    const float value = file.number(key, 0.0f);
-    return value != 0.0f ? value : 1.0f;
-  };
-  params.value_scale = scale_of("dflash.attention.value_scale");
-  params.embedding_scale = scale_of("dflash.embedding_scale");
-  params.logit_scale = scale_of("dflash.logit_scale");
-  params.logit_softcap = std::max(0.0f, file.number("dflash.final_logit_softcapping", 0.0f));
-  const std::string activation = file.text("dflash.hidden_activation", "silu");
-  params.gelu = activation == "gelu" || activation == "gelu_pytorch_tanh";
-  if (!params.gelu && activation != "silu") {
-    fail(file, DF2_EUNSUPPORTED, format("activation '%s' is not supported (silu and gelu are)", activation.c_str()));
-  }
+  read_sizes(file, &params);
+  read_heads(file, &params);
+  read_arithmetic(file, &params);
   params.rope = read_rope(file, params);
   read_window(file, &params);
   read_taps(file, &params);
+  read_target_width(file, *fc, &params);
+  read_tokenizer(file, &params);
+  read_draft_vocabulary(file, &params);
   if (params.version == 2) {
     read_version_2(file, &params);
   }
-  const int64_t n_taps = static_cast<int64_t>(params.taps.size());
-  if (fc->ne[0] % n_taps != 0 || fc->ne[0] / n_taps < 1 || fc->ne[0] / n_taps > kMaxWidth) {
-    fail(file, DF2_EFORMAT,
-         format("fc takes %lld inputs, which %lld tapped layers cannot share evenly", static_cast<long long>(fc->ne[0]),
-                static_cast<long long>(n_taps)));
-  }
-  params.n_embd_target = static_cast<int32_t>(fc->ne[0] / n_taps);
-  const size_t n_tokens = file.texts("tokenizer.ggml.tokens").size();
-  if (n_tokens < 1 || n_tokens > static_cast<size_t>(kMaxVocab)) {
-    fail(file, DF2_EFORMAT, "the tokenizer is empty or absurdly large");
-  }
-  params.n_vocab = static_cast<int32_t>(n_tokens);
-  if (!file.has("tokenizer.ggml.mask_token_id")) {
-    fail(file, DF2_EFORMAT, "there is no tokenizer.ggml.mask_token_id; convert the drafter again");
-  }
-  params.mask_token = file.integer("tokenizer.ggml.mask_token_id", 0, params.n_vocab - 1);
+  refuse_shared_values(file, params);
   return params;
 }
 

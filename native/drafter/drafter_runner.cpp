@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "common/error.h"
 #include "common/stopwatch.h"
@@ -10,6 +11,9 @@
 namespace df2 {
 
 namespace {
+
+// Of rows that only fill up a graph.
+constexpr int32_t kNoPosition = -1;
 
 // Rows per injection graph while a prompt is read: enough to amortise a pass over the weights.
 constexpr int32_t kInjectRows = 128;
@@ -34,14 +38,24 @@ int32_t padded_rows(int32_t n_rows) {
   return rows;
 }
 
+template <typename T>
+void set(ggml_tensor *tensor, const std::vector<T> &values) {
+  ggml_backend_tensor_set(tensor, values.data(), 0, values.size() * sizeof(T));
+}
+
+// Copies a result into memory of ours.
+template <typename T>
+const T *get(const ggml_tensor *tensor, std::vector<T> *values) {
+  values->resize(static_cast<size_t>(ggml_nelements(tensor)));
+  ggml_backend_tensor_get(tensor, values->data(), 0, values->size() * sizeof(T));
+  return values->data();
+}
+
 }  // namespace
 
 DrafterRunner::DrafterRunner(std::shared_ptr<const Drafter> drafter, const SharedWeights &shared,
                              const RunnerOptions &options)
-    : drafter_(std::move(drafter)),
-      ops_(options.fused ? fused_ops(*drafter_) : plain_ops(*drafter_)),
-      shared_(shared),
-      backend_(ggml_backend_cpu_init()) {
+    : drafter_(std::move(drafter)), shared_(shared), backend_(ggml_backend_cpu_init()) {
   if (backend_ == nullptr) {
     throw Error(DF2_ENOMEM, "ggml cannot start its CPU back end");
   }
@@ -68,7 +82,7 @@ void DrafterRunner::reserve() {
   GraphShape sampled = block;
   sampled.is_sampled = true;
   for (const GraphShape &shape : {inject, block, sampled}) {
-    const DrafterGraph graph = build_drafter_graph(*drafter_, *ops_, *cache_, shared_, shape);
+    const DrafterGraph graph = build(shape);
     if (!ggml_gallocr_reserve(allocator_.get(), graph.graph)) {
       throw Error(DF2_ENOMEM, "out of memory for the drafter's compute buffer");
     }
@@ -87,6 +101,10 @@ size_t DrafterRunner::compute_bytes() const {
   return ggml_gallocr_get_buffer_size(allocator_.get(), 0);
 }
 
+DrafterGraph DrafterRunner::build(const GraphShape &shape) const {
+  return build_drafter_graph(*drafter_, ggml_backend_get_device(backend_.get()), *cache_, shared_, shape);
+}
+
 DrafterGraph &DrafterRunner::graph_for(const GraphShape &shape) {
   const auto found = graphs_.find(shape);
   if (found != graphs_.end()) {
@@ -96,7 +114,7 @@ DrafterGraph &DrafterRunner::graph_for(const GraphShape &shape) {
     graphs_.clear();
   }
   const Stopwatch watch(&build_us_);
-  DrafterGraph graph = build_drafter_graph(*drafter_, *ops_, *cache_, shared_, shape);
+  DrafterGraph graph = build(shape);
   const size_t before = compute_bytes();
   if (!ggml_gallocr_alloc_graph(allocator_.get(), graph.graph)) {
     graphs_.clear();  // the buffer they point into is gone
@@ -108,55 +126,60 @@ DrafterGraph &DrafterRunner::graph_for(const GraphShape &shape) {
   return graphs_.emplace(shape, std::move(graph)).first->second;
 }
 
-void DrafterRunner::set_rows(const DrafterGraph &graph, const float *features, int32_t n_rows, int32_t position) {
+// n_rows of features; the graph has room for more, or for none.
+void DrafterRunner::set_features(const DrafterGraph &graph, const float *features, int32_t n_rows) {
   if (graph.features == nullptr) {
     return;
   }
-  const int64_t n_padded = graph.features->ne[1];
-  auto *rows = static_cast<float *>(graph.features->data);
-  std::copy(features, features + n_rows * n_features(), rows);
-  std::fill(rows + n_rows * n_features(), rows + n_padded * n_features(), 0.0f);
-  auto *positions = static_cast<int32_t *>(graph.positions->data);
-  for (int32_t i = 0; i < n_padded; ++i) {
-    positions[i] = i < n_rows ? position + i : 0;
-  }
-  for (const LayerKind kind : {kWindowed, kFull}) {
-    if (graph.slots[kind] == nullptr) {
-      continue;
-    }
-    const SlotRing &ring = cache_->ring(kind);
-    auto *slots = static_cast<int64_t *>(graph.slots[kind]->data);
-    for (int32_t i = 0; i < n_padded; ++i) {
-      slots[i] = i < n_rows ? ring.slot_of(position + i) : ring.trash_slot();
-    }
-  }
+  const size_t n_bytes = static_cast<size_t>(n_rows * n_features()) * sizeof(float);
+  ggml_backend_tensor_set(graph.features, features, 0, n_bytes);
+  ggml_backend_tensor_memset(graph.features, 0, n_bytes, ggml_nbytes(graph.features) - n_bytes);
 }
 
-// The block's own rows enter the cache too, so that one attention covers context and block.
+// Where the rows of features and block belong; the first of n_rows features is at `position`, the block behind the
+// last. The block's own rows enter the cache too, so that one attention covers context and block.
+void DrafterRunner::set_rows(const DrafterGraph &graph, const GraphShape &shape, int32_t n_rows, int32_t position) {
+  std::vector<int32_t> positions(static_cast<size_t>(shape.n_pending + shape.n_block), kNoPosition);
+  std::iota(positions.begin(), positions.begin() + n_rows, position);
+  std::iota(positions.begin() + shape.n_pending, positions.end(), position + n_rows);
+  for (const LayerKind kind : {kWindowed, kFull}) {
+    if (graph.slots[kind] != nullptr) {
+      const SlotRing &ring = cache_->ring(kind);
+      std::vector<int64_t> slots;
+      for (const int32_t row : positions) {
+        slots.push_back(row == kNoPosition ? ring.trash_slot() : ring.slot_of(row));
+      }
+      set(graph.slots[kind], slots);
+    }
+  }
+  std::replace(positions.begin(), positions.end(), kNoPosition, 0);
+  set(graph.positions, positions);
+}
+
 void DrafterRunner::set_block(const DrafterGraph &graph, const GraphShape &shape, int32_t anchor, int32_t position) {
   const DrafterParams &params = drafter_->params();
-  auto *positions = static_cast<int32_t *>(graph.positions->data) + shape.n_pending;
-  auto *block_positions = static_cast<int32_t *>(graph.block_positions->data);
-  auto *tokens = static_cast<int32_t *>(graph.block_tokens->data);
-  for (int32_t i = 0; i < shape.n_block; ++i) {
-    positions[i] = block_positions[i] = position + i;
-    tokens[i] = i == 0 ? anchor : params.mask_token;
-  }
+  const auto n_block = static_cast<size_t>(shape.n_block);
+  std::vector<int32_t> positions(n_block);
+  std::iota(positions.begin(), positions.end(), position);
+  set(graph.block_positions, positions);
+  std::vector<int32_t> tokens(n_block, params.mask_token);
+  tokens[0] = anchor;
+  set(graph.block_tokens, tokens);
   const ggml_fp16_t visible = ggml_fp32_to_fp16(0.0f);
   const ggml_fp16_t hidden = ggml_fp32_to_fp16(-INFINITY);
   for (const LayerKind kind : {kWindowed, kFull}) {
-    if (graph.slots[kind] == nullptr) {
+    if (graph.masks[kind] == nullptr) {
       continue;
     }
     const SlotRing &ring = cache_->ring(kind);
-    auto *slots = static_cast<int64_t *>(graph.slots[kind]->data) + shape.n_pending;
-    auto *mask = static_cast<ggml_fp16_t *>(graph.masks[kind]->data);
-    for (int32_t i = 0; i < shape.n_block; ++i) {
-      slots[i] = ring.slot_of(position + i);
+    std::vector<ggml_fp16_t> mask;
+    mask.reserve(n_block * static_cast<size_t>(shape.n_kv[kind]));
+    for (const int32_t row : positions) {
       for (int32_t slot = 0; slot < shape.n_kv[kind]; ++slot) {
-        *mask++ = ring.sees(position + i, slot, params.is_causal) ? visible : hidden;
+        mask.push_back(ring.sees(row, slot, params.is_causal) ? visible : hidden);
       }
     }
+    set(graph.masks[kind], mask);
   }
 }
 
@@ -164,9 +187,9 @@ void DrafterRunner::set_sampling(const DrafterGraph &graph, const Sampling &samp
   if (graph.sampling == nullptr) {
     return;
   }
-  auto *numbers = static_cast<float *>(graph.sampling->data);
-  numbers[0] = sampling.temperature;
-  std::copy_n(sampling.uniforms, graph.sampling->ne[0] - 1, numbers + 1);
+  std::vector<float> numbers(sampling.uniforms, sampling.uniforms + ggml_nelements(graph.sampling) - 1);
+  numbers.insert(numbers.begin(), sampling.temperature);
+  set(graph.sampling, numbers);
 }
 
 void DrafterRunner::compute(const DrafterGraph &graph) {
@@ -180,7 +203,8 @@ void DrafterRunner::inject(const float *features, int32_t n_rows, int32_t positi
     const int32_t n = std::min(n_rows, kInjectRows);
     const GraphShape shape = {padded_rows(n), 0, {0, 0}, false};
     const DrafterGraph &graph = graph_for(shape);
-    set_rows(graph, features, n, position);
+    set_features(graph, features, n);
+    set_rows(graph, shape, n, position);
     compute(graph);
     for (int32_t i = 0; i < n; ++i) {
       cache_->insert(position + i);
@@ -191,48 +215,59 @@ void DrafterRunner::inject(const float *features, int32_t n_rows, int32_t positi
   }
 }
 
-Draft DrafterRunner::draft(const float *pending, int32_t n_pending, int32_t anchor, int32_t position, int32_t n_draft,
-                           const Sampling &sampling) {
-  const DrafterParams &params = drafter_->params();
-  if (n_pending > params.block_size) {
-    const int32_t n_early = n_pending - params.block_size;
-    inject(pending, n_early, position - n_pending);
-    pending += n_early * n_features();
-    n_pending -= n_early;
-  }
-  GraphShape shape = {n_pending, n_draft + 1, {0, 0}, sampling.temperature > 0.0f};
-  for (int32_t i = -n_pending; i < shape.n_block; ++i) {
-    cache_->insert(position + i);
-  }
+// Of a block whose rows are in the cache.
+GraphShape DrafterRunner::block_shape(int32_t n_pending, int32_t n_draft, bool is_sampled) const {
+  GraphShape shape = {n_pending, n_draft + 1, {0, 0}, is_sampled};
   for (const LayerKind kind : {kWindowed, kFull}) {
     if (cache_->has(kind)) {
       const SlotRing &ring = cache_->ring(kind);
       shape.n_kv[kind] = std::min(round_up(ring.n_used(), kKvStep), ring.capacity());
     }
   }
+  return shape;
+}
+
+Draft DrafterRunner::draft(const float *pending, int32_t n_pending, int32_t anchor, int32_t position, int32_t n_draft,
+                           const Sampling &sampling) {
+  const int32_t block_size = drafter_->params().block_size;
+  if (n_pending > block_size) {
+    const int32_t n_early = n_pending - block_size;
+    inject(pending, n_early, position - n_pending);
+    pending += n_early * n_features();
+    n_pending -= n_early;
+  }
+  const int32_t first = position - n_pending;
+  for (int32_t i = first; i <= position + n_draft; ++i) {
+    cache_->insert(i);
+  }
   try {
+    const GraphShape shape = block_shape(n_pending, n_draft, sampling.temperature > 0.0f);
     const DrafterGraph &graph = graph_for(shape);
-    set_rows(graph, pending, n_pending, position - n_pending);
+    set_features(graph, pending, n_pending);
+    set_rows(graph, shape, n_pending, first);
     set_block(graph, shape, anchor, position);
     set_sampling(graph, sampling);
     compute(graph);
     cache_->rewind(position);  // the block's rows stand for tokens nobody has verified
-    Draft draft;
-    draft.n_draft = n_draft;
-    draft.n_candidates = n_candidates(params);
-    draft.n_vocab = static_cast<int32_t>(graph.logits->ne[0]);
-    draft.path = static_cast<const int32_t *>(graph.selection.path->data);
-    draft.candidates = static_cast<const int32_t *>(graph.selection.candidates->data);
-    draft.scores = static_cast<const float *>(graph.selection.scores->data);
-    draft.q = static_cast<const float *>(graph.selection.q->data);
-    draft.path_q = static_cast<const float *>(graph.selection.path_q->data);
-    draft.hidden = static_cast<const float *>(graph.hidden->data);
-    draft.logits = static_cast<const float *>(graph.logits->data);
-    return draft;
+    drafted_ = &graph;
+    return {n_draft, get(graph.selection.path, &results_.path), get(graph.selection.path_q, &results_.path_q)};
   } catch (...) {
-    cache_->rewind(position - n_pending);
+    cache_->rewind(first);
     throw;
   }
+}
+
+DraftDetails DrafterRunner::details() {
+  const DrafterGraph &graph = *drafted_;
+  DraftDetails details;
+  details.n_candidates = n_candidates(drafter_->params());
+  details.n_vocab = static_cast<int32_t>(graph.logits->ne[0]);
+  details.candidates = get(graph.selection.candidates, &results_.candidates);
+  details.scores = get(graph.selection.scores, &results_.scores);
+  details.q = get(graph.selection.q, &results_.q);
+  details.hidden = get(graph.hidden, &results_.hidden);
+  details.logits = get(graph.logits, &results_.logits);
+  return details;
 }
 
 }  // namespace df2

@@ -20,7 +20,6 @@ struct RunnerOptions {
   int32_t full_window;   // context tokens that layers without a window of their own attend to
   ggml_type cache_type;  // F16 or F32
   int32_t n_threads;
-  bool fused;                   // operations on this library's kernels; else ggml's own nodes
   ggml_threadpool *threadpool;  // the target's; null: ggml makes its own
 };
 
@@ -30,16 +29,20 @@ struct Sampling {
   const float *uniforms = nullptr;  // [n_draft] in [0, 1), for temperatures above 0
 };
 
-// A finished draft; k candidates per position. Pointers live until the runner's next call.
+// A finished draft. Pointers live until the runner's next call.
 struct Draft {
   int32_t n_draft;
+  const int32_t *path;  // [n_draft]: the drafted tokens
+  const float *path_q;  // [n_draft]: the probabilities they were chosen with; at temperature 1 if greedy
+};
+
+// What a draft was chosen from; k candidates per position. Pointers live until the runner's next call.
+struct DraftDetails {
   int32_t n_candidates;
   int32_t n_vocab;            // columns of logits
-  const int32_t *path;        // [n_draft]: the drafted tokens
   const int32_t *candidates;  // [n_draft][k]
   const float *scores;        // [n_draft][k]
-  const float *q;             // [n_draft][k]: probabilities the choice was made from; at temperature 1 if greedy
-  const float *path_q;        // [n_draft]: of the drafted tokens
+  const float *q;             // [n_draft][k]: probabilities, as path_q
   const float *hidden;        // [n_draft + 1][n_embd]
   const float *logits;        // [n_draft][n_vocab]
 };
@@ -60,6 +63,9 @@ class DrafterRunner {
   Draft draft(const float *pending, int32_t n_pending, int32_t anchor, int32_t position, int32_t n_draft,
               const Sampling &sampling = {});
 
+  // Of the draft that the call before this one made. Apart from it, because logits are many and generating needs none.
+  DraftDetails details();
+
   // Forgets every position >= position.
   void rewind(int32_t position) { cache_->rewind(position); }
 
@@ -78,19 +84,29 @@ class DrafterRunner {
  private:
   void reserve();
   void warm_up();
+  DrafterGraph build(const GraphShape &shape) const;
   DrafterGraph &graph_for(const GraphShape &shape);
-  void set_rows(const DrafterGraph &graph, const float *features, int32_t n_rows, int32_t position);
+  GraphShape block_shape(int32_t n_pending, int32_t n_draft, bool is_sampled) const;
+  void set_features(const DrafterGraph &graph, const float *features, int32_t n_rows);
+  void set_rows(const DrafterGraph &graph, const GraphShape &shape, int32_t n_rows, int32_t position);
   void set_block(const DrafterGraph &graph, const GraphShape &shape, int32_t anchor, int32_t position);
   void set_sampling(const DrafterGraph &graph, const Sampling &sampling);
   void compute(const DrafterGraph &graph);
 
+  // Results on the host.
+  struct Results {
+    std::vector<int32_t> path, candidates;
+    std::vector<float> path_q, scores, q, hidden, logits;
+  };
+
   std::shared_ptr<const Drafter> drafter_;
-  std::unique_ptr<const DrafterOps> ops_;
   SharedWeights shared_;
   ggml_backend_ptr backend_;
   std::unique_ptr<DrafterCache> cache_;
   ggml_gallocr_ptr allocator_;
   std::map<GraphShape, DrafterGraph> graphs_;
+  const DrafterGraph *drafted_ = nullptr;  // the newest draft's
+  Results results_;
   uint64_t build_us_ = 0;
 };
 

@@ -25,13 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(_WIN32)
 #if defined(DF2_BUILD)
-#define DF2_API __declspec(dllexport)
-#else
-#define DF2_API __declspec(dllimport)
-#endif
-#elif defined(DF2_BUILD)
 #define DF2_API __attribute__((visibility("default")))
 #else
 #define DF2_API
