@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGUFReader, GGUFWriter
 
-Key = int | float | bool | str
-Weights = npt.NDArray[np.float32] | npt.NDArray[np.int64]
+from tests.tools.tiny_gguf import Key, RandomTensors, Weights, copy_tokenizer, write_keys
 
 EXTRAS = frozenset(
     {"sinks", "post_norms", "layer_scale", "rope_freqs", "token_embd", "output", "d2t"}
 )
-
-_VALUE_TYPES = {
-    bool: GGUFValueType.BOOL,
-    int: GGUFValueType.UINT32,
-    float: GGUFValueType.FLOAT32,
-    str: GGUFValueType.STRING,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +57,7 @@ def write_tiny_drafter(
     source = GGUFReader(target)
     writer = GGUFWriter(path, "dflash")
     _write_keys(writer, shape)
-    n_vocab = _copy_tokenizer(writer, source)
+    n_vocab = copy_tokenizer(writer, source)
     writer.add_uint32("tokenizer.ggml.mask_token_id", shape.mask_token)
     architecture = source.fields["general.architecture"].contents()
     n_embd_target = int(source.fields[f"{architecture}.embedding_length"].contents())
@@ -102,40 +92,15 @@ def _write_keys(writer: GGUFWriter, shape: TinyDrafter) -> None:
             "selector_rank": shape.rank,
             "selector_top_k": shape.top_k,
         }
-    for name, value in (keys | dict(shape.keys)).items():
-        writer.add_key_value(f"dflash.{name}", value, _VALUE_TYPES[type(value)])
-    writer.add_array("dflash.target_layers", list(shape.taps))
+    keys["target_layers"] = shape.taps
     if shape.windowed:
-        writer.add_array("dflash.attention.sliding_window_pattern", list(shape.windowed))
-
-
-def _copy_tokenizer(writer: GGUFWriter, source: GGUFReader) -> int:
-    for name, entry in source.fields.items():
-        if not name.startswith("tokenizer."):
-            continue
-        value = entry.contents()
-        if isinstance(value, list):
-            writer.add_array(name, value)
-        else:
-            writer.add_key_value(name, value, entry.types[0])
-    return len(source.fields["tokenizer.ggml.tokens"].contents())
+        keys["attention.sliding_window_pattern"] = shape.windowed
+    write_keys(writer, "dflash", keys | dict(shape.keys))
 
 
 def _tensors(shape: TinyDrafter, n_vocab: int, n_embd_target: int) -> dict[str, Weights]:
-    tensors: dict[str, Weights] = {}
-
-    def random(name: str, *lengths: int, mean: float, deviation: float) -> None:
-        # not from one stream: a tensor must not depend on which others there are
-        generator = np.random.default_rng([shape.seed, zlib.crc32(name.encode())])
-        values = mean + deviation * generator.standard_normal(lengths)
-        tensors[name] = values.astype(np.float32)
-
-    def matrix(name: str, rows: int, columns: int) -> None:
-        random(name, rows, columns, mean=0.0, deviation=columns**-0.5)
-
-    def norm(name: str, length: int) -> None:
-        random(name, length, mean=1.0, deviation=0.2)
-
+    tensors = RandomTensors(shape.seed)
+    random, matrix, norm = tensors.add, tensors.matrix, tensors.norm
     n_embd, extras = shape.n_embd, shape.extras
     n_q, n_kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
     n_coefficients = 2 * shape.kernel_size * (n_embd // shape.group_size)
@@ -181,5 +146,5 @@ def _tensors(shape: TinyDrafter, n_vocab: int, n_embd_target: int) -> dict[str, 
         matrix("output.weight", n_rows, n_embd)
     if "d2t" in extras:
         # neither sorted nor a range, so that no order or offset can stand in for it
-        tensors["d2t"] = np.random.default_rng(shape.seed).permutation(n_vocab)[:n_rows]
-    return tensors
+        tensors.by_name["d2t"] = np.random.default_rng(shape.seed).permutation(n_vocab)[:n_rows]
+    return tensors.by_name
