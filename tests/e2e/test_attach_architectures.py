@@ -24,7 +24,7 @@ from tests.parity.numpy_drafter import NumpyDrafter, NumpyTarget
 from tests.tools.bigram_drafter import write_bigram_drafter
 from tests.tools.layer_outputs import greedy, layer_outputs, target_with_callback
 from tests.tools.tiny_drafters import TinyDrafter, write_tiny_drafter
-from tests.tools.tiny_targets import ARCHITECTURES, n_layers, write_tiny_target
+from tests.tools.tiny_targets import ARCHITECTURES, OF_STREAMS, n_layers, write_tiny_target
 
 N_TOKENS = 32
 PROMPTS = [[6 + i * 37 % 150 for i in range(length)] for length in (1, 12, 40)]
@@ -220,3 +220,20 @@ def test_without_kernels_it_is_an_error(pair: Pair) -> None:
     message, n_generated = done.stdout.splitlines()
     assert "df2_taps_eval" in message
     assert n_generated == "3"
+
+
+@pytest.mark.parametrize("pair", [OF_STREAMS], indirect=True)
+@pytest.mark.parametrize("is_attached", [True, False], ids=["attach", "load"])
+def test_several_hidden_states_per_token_are_refused(pair: Pair, is_attached: bool) -> None:
+    """Which of the streams a drafter would want is not known, and their number must not be taken
+    for the number of tokens."""
+    if not is_attached:
+        with pytest.raises(pydflash2.UnsupportedError, match="hy_v4"):
+            pydflash2.load(pair.target, pair.looking(), n_ctx=256)
+        return
+    llama = pair.open("default")
+    expected = greedy(llama, PROMPTS[0], 4)
+    with pytest.raises(pydflash2.UnsupportedError, match="hy_v4"):
+        pydflash2.attach(llama, pair.looking())
+    assert greedy(llama, PROMPTS[0], 4) == expected
+    llama.close()

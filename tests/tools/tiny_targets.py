@@ -231,9 +231,37 @@ def _muse_glimmer(tensors: RandomTensors, shape: _Shape, block: str) -> None:
     tensors.matrix(f"{block}attn_gate.weight", n_q, shape.n_embd)
 
 
+def _hy_v4(tensors: RandomTensors, shape: _Shape, block: str) -> None:
+    """Keys and values as one latent vector, and a gate before the output projection."""
+    n_embd, n_head = shape.n_embd, shape.n_head
+    tensors.norm(f"{block}attn_norm.weight", n_embd)
+    tensors.add(f"{block}attn_sinks.weight", n_head, mean=0.0, deviation=1.0)
+    tensors.matrix(f"{block}attn_q_a.weight", _HY_V4_LATENT, n_embd)
+    tensors.norm(f"{block}attn_q_a_norm.weight", _HY_V4_LATENT)
+    tensors.matrix(f"{block}attn_q_b.weight", n_head * 2 * shape.head_dim, _HY_V4_LATENT)
+    tensors.matrix(f"{block}attn_kv_a_mqa.weight", _HY_V4_LATENT + shape.head_dim, n_embd)
+    tensors.norm(f"{block}attn_kv_a_norm.weight", _HY_V4_LATENT)
+    tensors.matrix(f"{block}attn_k_b.weight", n_head, _HY_V4_LATENT, shape.head_dim)
+    tensors.matrix(f"{block}attn_v_b.weight", n_head, shape.head_dim, _HY_V4_LATENT)
+    tensors.matrix(f"{block}attn_output.weight", n_embd, n_head * shape.head_dim)
+    tensors.matrix(f"{block}attn_gate.weight", n_head * shape.head_dim, n_embd)
+    for name in ("hc_attn", "hc_ffn"):
+        tensors.matrix(f"{block}{name}_fn.weight", 2 * _HY_V4_STREAMS, _HY_V4_STREAMS * n_embd)
+        tensors.add(f"{block}{name}_base.weight", 2 * _HY_V4_STREAMS, mean=0.0, deviation=1.0)
+        tensors.norm(f"{block}{name}_scale.weight", 2)
+    _feed_forward(tensors, shape, block)
+
+
+def _hy_v4_rest(tensors: RandomTensors, shape: _Shape, n_vocab: int) -> None:
+    tensors.matrix("output_hc_fn.weight", _HY_V4_STREAMS, _HY_V4_STREAMS * shape.n_embd)
+    tensors.add("output_hc_base.weight", _HY_V4_STREAMS, mean=0.0, deviation=1.0)
+    tensors.norm("output_hc_scale.weight", 1)
+
+
 _N_EXPERT, _N_FF_EXPERT = 4, 48
 _GEMMA4_PER_LAYER = 8
 _GEMMA3N_PER_LAYER, _GEMMA3N_RANK, _GEMMA3N_STREAMS = 256, 64, 4  # constants of llama.cpp's
+_HY_V4_STREAMS, _HY_V4_LATENT = 4, 32
 
 _SHAPES = {
     "qwen2": _Shape(layer=_qwen2, seed=11),
@@ -298,6 +326,31 @@ _SHAPES = {
             "logit_scale": 0.8,
         },
     ),
+    "hy_v4": _Shape(
+        layer=_hy_v4,
+        rest=_hy_v4_rest,
+        n_head_kv=1,
+        keys={
+            "attention.q_lora_rank": _HY_V4_LATENT,
+            "attention.kv_lora_rank": _HY_V4_LATENT,
+            "attention.key_length": _HY_V4_LATENT + 16,
+            "attention.value_length": _HY_V4_LATENT,
+            "attention.key_length_mla": 32,
+            "attention.value_length_mla": 16,
+            "hyper_connection.count": _HY_V4_STREAMS,
+            "hyper_connection.epsilon": 1e-6,
+            "hyper_connection.magnitude": 2.0,
+            "leading_dense_block_count": 4,  # no experts, which the keys are about nevertheless
+            "expert_count": _N_EXPERT,
+            "expert_used_count": 2,
+            "expert_shared_count": 1,
+            "expert_feed_forward_length": _N_FF_EXPERT,
+        },
+    ),
 }
 
-ARCHITECTURES = tuple(_SHAPES)
+OF_STREAMS = "hy_v4"
+"""Whose layers' outputs are several hidden states per token: [n_embd, 4, n_tokens]."""
+
+ARCHITECTURES = tuple(name for name in _SHAPES if name != OF_STREAMS)
+"""Those whose layers' outputs are one hidden state per token."""
