@@ -6,10 +6,12 @@ Needs the kernels, and with them before the process loads its first model, as in
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,12 +117,16 @@ def test_the_text_is_the_models(pair: Pair, llama: llama_cpp.Llama) -> None:
                 n_drafted += got.stats.n_drafted
                 n_accepted += got.stats.n_accepted
         assert n_draft == "auto" or 0 < n_accepted < n_drafted, n_draft
+    assert greedy(llama, PROMPTS[-1], N_TOKENS)[0] == expected[-1]  # and the model is as before
 
 
-def drafts(session: pydflash2.Session) -> list[npt.NDArray[np.float32]]:
+def drafts(
+    session: pydflash2.Session, prompt: list[int] = PROMPTS[-1]
+) -> list[npt.NDArray[np.float32]]:
     """What the drafter makes of the hidden states, after a prompt and while the text grows."""
     found = []
-    session.prefill(PROMPTS[-1])
+    session.rewind(0)
+    session.prefill(prompt)
     session.step(1)
     for _ in range(4):
         draft = session.draft(7)
@@ -161,7 +167,6 @@ def test_hidden_states_are_the_layers_outputs(
     features = np.concatenate([outputs[tap] for tap in numpy_drafter.taps], axis=1)
     wanted = numpy_drafter.predict(features.astype(np.float64), anchor, unused)
     error = np.abs(draft.hidden - wanted.hidden).max() / np.abs(wanted.hidden).max()
-    print("ERR", pair.architecture, error)
     assert error < TOLERANCE
     features[-1] = features[-2]  # one token's
     wrong = numpy_drafter.predict(features.astype(np.float64), anchor, unused)
@@ -189,6 +194,27 @@ def test_calls_share_a_sequence(pair: Pair, llama: llama_cpp.Llama) -> None:
             while llm.session.n_tokens < len(third) + len(texts[2]):
                 llm.session.step(len(third) + len(texts[2]) - llm.session.n_tokens)
             assert list(llm.session.tokens) == third + texts[2], n_kept
+
+
+@pytest.mark.parametrize("pair", ["gemma4", "qwen2"], indirect=True)
+def test_contexts_on_several_threads_do_not_meet(pair: Pair) -> None:
+    path = pair.looking()
+    prompts = [prompt[::step] for prompt in PROMPTS[1:] for step in (1, -1)]
+    expected = []
+    with contextlib.ExitStack() as undo:
+        sessions = []
+        for prompt in prompts:
+            llama = pair.open("batches")
+            undo.callback(llama.close)
+            llm = undo.enter_context(pydflash2.attach(llama, path, n_draft=7))
+            sessions.append(llm.session)
+            expected.append(drafts(llm.session, prompt))
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            for _ in range(3):
+                for found, wanted in zip(
+                    pool.map(drafts, sessions, prompts), expected, strict=True
+                ):
+                    assert all(map(np.array_equal, found, wanted))
 
 
 WITHOUT_KERNELS = """
