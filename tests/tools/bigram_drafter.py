@@ -17,9 +17,16 @@ _MAX_VOCABULARY = 1024
 
 
 def write_bigram_drafter(
-    path: Path, texts: Sequence[Sequence[int]], *, target: Path, n_vocab: int
+    path: Path,
+    texts: Sequence[Sequence[int]],
+    *,
+    target: Path,
+    n_vocab: int,
+    taps: tuple[int, ...] = (1, 3),
 ) -> Path:
     """Write a drafter for `target`, whose vocabulary has n_vocab tokens. Returns `path`.
+
+    taps: the target's layers that it reads, counted from 1, although nothing comes of them.
 
     Its layers add nothing and its hidden states are all alike, so a token's score is that of its
     frequency in the texts, and, much larger, that of following the token before it."""
@@ -60,6 +67,7 @@ def write_bigram_drafter(
         rank=_RANK,
         top_k=len(vocabulary),
         n_vocab_draft=len(vocabulary),
+        taps=taps,
         extras=frozenset({"token_embd", "output", "d2t"}),
     )
     return write_tiny_drafter(path, shape, target=target, change=recite)

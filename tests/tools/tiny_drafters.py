@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGUFReader, GGUFWriter
 
 from tests.tools.gguf_files import copy_tokenizer, finish
-
-Key = int | float | bool | str
-Weights = npt.NDArray[np.float32] | npt.NDArray[np.int64]
+from tests.tools.tiny_gguf import Key, RandomTensors, Weights, write_keys
 
 EXTRAS = frozenset(
     {"sinks", "post_norms", "layer_scale", "rope_freqs", "token_embd", "output", "d2t"}
 )
-
-_VALUE_TYPES = {
-    bool: GGUFValueType.BOOL,
-    int: GGUFValueType.UINT32,
-    float: GGUFValueType.FLOAT32,
-    str: GGUFValueType.STRING,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,37 +90,14 @@ def _write_keys(writer: GGUFWriter, shape: TinyDrafter) -> None:
             "selector_rank": shape.rank,
             "selector_top_k": shape.top_k,
         }
-    for name, value in (keys | dict(shape.keys)).items():
-        writer.add_key_value(f"dflash.{name}", value, _VALUE_TYPES[type(value)])
-    writer.add_array("dflash.target_layers", list(shape.taps))
+    keys["target_layers"] = shape.taps
     if shape.windowed:
-        writer.add_array("dflash.attention.sliding_window_pattern", list(shape.windowed))
-
-
-class _Tensors(dict[str, Weights]):
-    """Random tensors by name, none of which depends on which others there are."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._seed = seed
-
-    def random(self, name: str, *lengths: int, mean: float, deviation: float) -> None:
-        """Normal values."""
-        generator = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
-        values = mean + deviation * generator.standard_normal(lengths)
-        self[name] = values.astype(np.float32)
-
-    def matrix(self, name: str, rows: int, columns: int) -> None:
-        """Weights that keep the size of what they are multiplied with."""
-        self.random(name, rows, columns, mean=0.0, deviation=columns**-0.5)
-
-    def norm(self, name: str, length: int) -> None:
-        """Weights of a norm, about one."""
-        self.random(name, length, mean=1.0, deviation=0.2)
+        keys["attention.sliding_window_pattern"] = shape.windowed
+    write_keys(writer, "dflash", keys | dict(shape.keys))
 
 
 def _tensors(shape: TinyDrafter, n_vocab: int, n_embd_target: int) -> dict[str, Weights]:
-    tensors = _Tensors(shape.seed)
+    tensors = RandomTensors(shape.seed)
     n_embd, extras = shape.n_embd, shape.extras
     tensors.matrix("fc.weight", n_embd, len(shape.taps) * n_embd_target)
     tensors.norm("enc.output_norm.weight", n_embd)
@@ -145,7 +111,7 @@ def _tensors(shape: TinyDrafter, n_vocab: int, n_embd_target: int) -> dict[str, 
         tensors.matrix("selector_predecessor.weight", n_vocab, shape.rank)
         tensors.matrix("selector_successor.weight", n_vocab, shape.rank)
     if "rope_freqs" in extras:
-        tensors.random("rope_freqs.weight", shape.head_dim // 2, mean=2.0, deviation=0.3)
+        tensors.add("rope_freqs.weight", shape.head_dim // 2, mean=2.0, deviation=0.3)
     n_rows = shape.n_vocab_draft or n_vocab
     if "token_embd" in extras:
         tensors.matrix("token_embd.weight", n_vocab, n_embd)
@@ -153,11 +119,11 @@ def _tensors(shape: TinyDrafter, n_vocab: int, n_embd_target: int) -> dict[str, 
         tensors.matrix("output.weight", n_rows, n_embd)
     if "d2t" in extras:
         # neither sorted nor a range, so that no order or offset can stand in for it
-        tensors["d2t"] = np.random.default_rng(shape.seed).permutation(n_vocab)[:n_rows]
-    return tensors
+        tensors.by_name["d2t"] = np.random.default_rng(shape.seed).permutation(n_vocab)[:n_rows]
+    return tensors.by_name
 
 
-def _add_layer(tensors: _Tensors, block: str, shape: TinyDrafter) -> None:
+def _add_layer(tensors: RandomTensors, block: str, shape: TinyDrafter) -> None:
     n_embd, extras = shape.n_embd, shape.extras
     n_q, n_kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
     tensors.norm(f"{block}attn_norm.weight", n_embd)
@@ -166,25 +132,25 @@ def _add_layer(tensors: _Tensors, block: str, shape: TinyDrafter) -> None:
     tensors.matrix(f"{block}attn_v.weight", n_kv, n_embd)
     tensors.matrix(f"{block}attn_output.weight", n_embd, n_q)
     # well above one, so that attention is far from uniform and positions matter
-    tensors.random(f"{block}attn_q_norm.weight", shape.head_dim, mean=1.5, deviation=0.3)
-    tensors.random(f"{block}attn_k_norm.weight", shape.head_dim, mean=1.5, deviation=0.3)
+    tensors.add(f"{block}attn_q_norm.weight", shape.head_dim, mean=1.5, deviation=0.3)
+    tensors.add(f"{block}attn_k_norm.weight", shape.head_dim, mean=1.5, deviation=0.3)
     tensors.norm(f"{block}ffn_norm.weight", n_embd)
     tensors.matrix(f"{block}ffn_gate.weight", shape.n_ff, n_embd)
     tensors.matrix(f"{block}ffn_up.weight", shape.n_ff, n_embd)
     tensors.matrix(f"{block}ffn_down.weight", n_embd, shape.n_ff)
     if "sinks" in extras:
-        tensors.random(f"{block}attn_sinks.weight", shape.n_head, mean=2.0, deviation=1.0)
+        tensors.add(f"{block}attn_sinks.weight", shape.n_head, mean=2.0, deviation=1.0)
     if "post_norms" in extras:
         tensors.norm(f"{block}post_attention_norm.weight", n_embd)
         tensors.norm(f"{block}post_ffw_norm.weight", n_embd)
     if "layer_scale" in extras:
-        tensors.random(f"{block}layer_output_scale.weight", 1, mean=0.5, deviation=0.1)
+        tensors.add(f"{block}layer_output_scale.weight", 1, mean=0.5, deviation=0.1)
 
 
-def _add_convolutions(tensors: _Tensors, block: str, shape: TinyDrafter) -> None:
+def _add_convolutions(tensors: RandomTensors, block: str, shape: TinyDrafter) -> None:
     n_embd, kernel_size = shape.n_embd, shape.kernel_size
     n_coefficients = 2 * kernel_size * (n_embd // shape.group_size)
     for sublayer in ("attn", "ffn"):
         base = f"{block}{sublayer}_conv_base"
-        tensors.random(base, 2, kernel_size, n_embd, mean=0.5, deviation=0.3)
+        tensors.add(base, 2, kernel_size, n_embd, mean=0.5, deviation=0.3)
         tensors.matrix(f"{block}{sublayer}_conv_proj.weight", n_coefficients, n_embd)
