@@ -14,7 +14,7 @@ NATIVE = ROOT / "native"
 # What each folder of native/ may include from the others. Its own headers and dflash2.h are free.
 ALLOWED = {
     "api": {"common", "core", "cpu_backend", "drafter", "target"},
-    "core": {"common", "drafter", "ops", "target"},
+    "core": {"common", "cpu_backend", "drafter", "ops", "target"},
     "drafter": {"common", "ops"},
     "target": {"common", "cpu_backend"},
     "cpu_backend": {"common", "ops"},
