@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydflash2._generation import Chunk, Piece
     from pydflash2._kernels import KernelInfo, enable_kernels
     from pydflash2._llama import Completion, Llama, attach, load
-    from pydflash2._options import GenerateOptions
+    from pydflash2._options import GenerateOptions, SessionOptions
     from pydflash2._session import Draft, Drafter, DrafterInfo, Session, Stats, Step, Target
     from pydflash2.errors import (
         BackendError,
@@ -42,7 +42,7 @@ _HOMES = {
     "pydflash2._bundle": ("demo_pair",),
     "pydflash2._generation": ("Chunk", "Piece"),
     "pydflash2._kernels": ("KernelInfo", "enable_kernels"),
-    "pydflash2._options": ("GenerateOptions",),
+    "pydflash2._options": ("GenerateOptions", "SessionOptions"),
     "pydflash2._session": (
         "Draft",
         "Drafter",
@@ -89,6 +89,7 @@ __all__ = [
     "PoisonedError",
     "RewindError",
     "Session",
+    "SessionOptions",
     "Stats",
     "Step",
     "Target",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pydflash2._options import Options
+from pydflash2._options import GenerateSettings
 from pydflash2._session import Session, Step
 from pydflash2._text import TextStream
 from pydflash2.errors import ContextFullError, Dflash2Error
@@ -46,7 +46,7 @@ class Chunk:
         return "".join(piece.text for piece in self.pieces)
 
 
-def generate_chunks(session: Session, options: Options) -> Iterator[Chunk]:
+def generate_chunks(session: Session, options: GenerateSettings) -> Iterator[Chunk]:
     """Generates after the session's sequence; see Llama.stream.
 
     However it ends, also when closed early or by an exception, the sequence then holds what was
@@ -61,7 +61,7 @@ def generate_chunks(session: Session, options: Options) -> Iterator[Chunk]:
 
 
 class _Generation:
-    def __init__(self, session: Session, options: Options) -> None:
+    def __init__(self, session: Session, options: GenerateSettings) -> None:
         self._session = session
         self._vocab = session.target.vocab
         self._text = TextStream(options.stop_strings)

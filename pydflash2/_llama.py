@@ -14,16 +14,14 @@ from pydflash2._chat import ChatTemplate, Message
 from pydflash2._ffi import Uncopyable
 from pydflash2._generation import Chunk, FinishReason, generate_chunks
 from pydflash2._llama_cpp import PENALTY_WINDOW, Sampler, set_log
-from pydflash2._options import GenerateOptions, Options
-from pydflash2._session import (
-    CacheType,
-    Drafter,
+from pydflash2._options import (
     DraftLength,
-    Session,
-    Stats,
-    Target,
-    token_ids,
+    GenerateOptions,
+    GenerateSettings,
+    SessionOptions,
+    SessionSettings,
 )
+from pydflash2._session import Drafter, Session, Stats, Target, token_ids
 from pydflash2.errors import (
     BackendError,
     ContextFullError,
@@ -56,20 +54,13 @@ class Llama(Uncopyable):
         self,
         target: Target,
         drafter: Drafter | None = None,
-        *,
-        n_draft: DraftLength = "auto",
-        window: int | None = None,
-        cache_type: CacheType = "f16",
-        n_threads_draft: int | None = None,
+        **options: Unpack[SessionOptions],
     ) -> None:
-        """Takes target over, and closes it with itself; drafter stays the caller's. Raises what
-        Session raises."""
+        """Takes target over, and closes it with itself; drafter stays the caller's. options: see
+        SessionOptions. Raises what Session raises."""
         self._target = target
         self._drafter = drafter
-        self._n_draft: DraftLength = n_draft
-        self._window = window
-        self._cache_type: CacheType = cache_type
-        self._n_threads_draft = n_threads_draft
+        self._session_options: SessionOptions = options
         self._is_drafting = drafter is not None
         self._template: ChatTemplate | None = None
         self._is_streaming = False
@@ -78,14 +69,10 @@ class Llama(Uncopyable):
         self._session = self._open_session()
 
     def _open_session(self) -> Session:
-        return Session(
-            self._target,
-            self._drafter if self._is_drafting else None,
-            n_draft=self._n_draft if self._is_drafting or self._drafter is None else 0,
-            window=self._window,
-            cache_type=self._cache_type,
-            n_threads_draft=self._n_threads_draft,
-        )
+        if self._is_drafting or self._drafter is None:
+            return Session(self._target, self._drafter, **self._session_options)
+        plain: SessionOptions = {**self._session_options, "n_draft": 0}
+        return Session(self._target, None, **plain)
 
     # -- Properties --------------------------------------------------------------------------------
 
@@ -163,7 +150,7 @@ class Llama(Uncopyable):
         ContextFullError if the prompt does not fit, BackendError. A context that fills up later is
         a finish_reason, not an error.
         """
-        resolved = Options(**options)
+        resolved = GenerateSettings(**options)
         return self._run(self._prompt_ids(prompt), resolved)
 
     def generate(
@@ -188,7 +175,7 @@ class Llama(Uncopyable):
         """Tokens drafted per cycle, from now on. InvalidArgumentError if out of range; nothing
         changes then."""
         self.session.set_n_draft(n_draft)
-        self._n_draft = n_draft
+        self._session_options["n_draft"] = n_draft
 
     def set_drafting(self, enabled: bool) -> None:
         """Switches the drafter on or off. Off is plain decoding: no hidden states are read and no
@@ -244,7 +231,7 @@ class Llama(Uncopyable):
         assert finish_reason is not None  # the last chunk always says why
         return Completion("".join(parts), tuple(tokens), finish_reason, self.stats())
 
-    def _run(self, prompt: list[int], options: Options) -> Iterator[Chunk]:
+    def _run(self, prompt: list[int], options: GenerateSettings) -> Iterator[Chunk]:
         self._require_idle()
         session = self.session
         self._is_streaming = True
@@ -260,7 +247,7 @@ class Llama(Uncopyable):
         finally:
             self._is_streaming = False
 
-    def _sampler(self, prompt: list[int], options: Options) -> Sampler | None:
+    def _sampler(self, prompt: list[int], options: GenerateSettings) -> Sampler | None:
         if options.is_argmax:
             return None
         sampler = Sampler(
@@ -275,7 +262,7 @@ class Llama(Uncopyable):
         sampler.accept([t for t in prompt[-PENALTY_WINDOW:] if t < self._target.vocab.n_tokens])
         return sampler
 
-    def _prefill(self, session: Session, prompt: list[int], options: Options) -> None:
+    def _prefill(self, session: Session, prompt: list[int], options: GenerateSettings) -> None:
         """Makes prompt the session's sequence, decoding only what is new, a batch at a time so that
         Ctrl-C and callbacks get their turn."""
         if len(prompt) > self.n_ctx:
@@ -313,13 +300,10 @@ def load(
     n_ctx: int = 4096,
     n_batch: int = 512,
     n_threads: int | None = None,
-    n_draft: DraftLength = "auto",
-    window: int | None = None,
-    cache_type: CacheType = "f16",
-    n_threads_draft: int | None = None,
     version: int | None = None,
     kernels: bool = True,
     verbose: bool = False,
+    **options: Unpack[SessionOptions],
 ) -> Llama:
     """Loads a target and, unless drafter is None, a drafter for it.
 
@@ -328,17 +312,15 @@ def load(
     n_ctx       context length in tokens; llama.cpp rounds it up to a multiple of 256
     n_batch     most tokens decoded at once in a prefill
     n_threads   None: one per physical core the process may use
-    n_draft     tokens drafted per cycle, 0 .. block_size - 1, or "auto": chosen while running
-    window      most context tokens a full-attention drafter layer attends to; None: 2048
-    cache_type  of the drafter's K/V cache: "f16" or "f32"
-    n_threads_draft  threads that draft, at most n_threads; None: as many
     version     require a drafter of DFlash 1 or 2
     kernels     False: compute with llama.cpp's own kernels only
     verbose     let llama.cpp log to stderr; this setting is the process's
+    options     how to draft: n_draft, window, cache_type, n_threads_draft; see SessionOptions
 
     Raises ModelFileError, ModelFormatError (MismatchError: the two do not belong together),
     OutOfMemoryError, InvalidArgumentError; BackendError if the native library is not usable.
     """
+    SessionSettings(**options)  # what is wrong with them is said before a model is loaded
     set_log(verbose=verbose)
     with contextlib.ExitStack() as undo:
         # The drafter first: it is the smaller file, and as likely to be the wrong one.
@@ -346,14 +328,7 @@ def load(
         opened = undo.enter_context(
             Target(target, n_ctx=n_ctx, n_batch=n_batch, n_threads=n_threads, kernels=kernels)
         )
-        made = Llama(
-            opened,
-            shared,
-            n_draft=n_draft,
-            window=window,
-            cache_type=cache_type,
-            n_threads_draft=n_threads_draft,
-        )
+        made = Llama(opened, shared, **options)
         made._cleanup.push(undo.pop_all())
         return made
 
@@ -362,12 +337,9 @@ def attach(
     llama: llama_cpp.Llama,
     drafter: str | os.PathLike[str] | Drafter,
     *,
-    n_draft: DraftLength = "auto",
-    window: int | None = None,
-    cache_type: CacheType = "f16",
-    n_threads_draft: int | None = None,
     version: int | None = None,
     kernels: bool = True,
+    **options: Unpack[SessionOptions],
 ) -> Llama:
     """Drafts for a model that llama-cpp-python has loaded, without loading it again. Options as in
     load(), but kernels is only about the drafter: see enable_kernels() for llama's own weights.
@@ -381,6 +353,7 @@ def attach(
         raise InvalidArgumentError(f"expected a llama_cpp.Llama, not {type(llama).__name__}")
     if llama.ctx is None:
         raise InvalidArgumentError("the llama_cpp.Llama is closed")
+    SessionSettings(**options)
     with contextlib.ExitStack() as undo:
         shared = _take_drafter(drafter, version, kernels, undo)
         # llama-cpp-python remembers which tokens its context holds; what it remembers is about to
@@ -388,14 +361,7 @@ def attach(
         llama.reset()  # type: ignore[no-untyped-call]
         undo.callback(llama.reset)
         opened = undo.enter_context(Target.attach(llama.ctx, n_batch=llama.n_batch, owner=llama))
-        made = Llama(
-            opened,
-            shared,
-            n_draft=n_draft,
-            window=window,
-            cache_type=cache_type,
-            n_threads_draft=n_threads_draft,
-        )
+        made = Llama(opened, shared, **options)
         made._cleanup.push(undo.pop_all())
         return made
 

@@ -1,16 +1,57 @@
-"""How a generation is asked for: one list of options for all generating calls, checked in one
-place."""
+"""How sessions and generations are asked for: one list of options each, for all calls that take
+them, checked in one place."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 from pydflash2.errors import InvalidArgumentError
 
 SEED_LIMIT = 2**32 - 1  # the last 32-bit number makes llama.cpp choose a seed itself
+
+DraftLength = int | Literal["auto"]
+CacheType = Literal["f16", "f32"]
+
+
+class SessionOptions(TypedDict, total=False):
+    """Keyword options of load(), attach(), Llama and Session. All may be left out.
+
+    n_draft          tokens drafted per cycle, 0 .. block_size - 1; "auto" (the default): chosen
+                     while running
+    window           most context tokens a full-attention drafter layer attends to; None (the
+                     default): 2048
+    cache_type       of the drafter's K/V cache: "f16" (the default) or "f32"
+    n_threads_draft  threads that draft, at most the target's; None (the default): as many
+    """
+
+    n_draft: DraftLength
+    window: int | None
+    cache_type: CacheType
+    n_threads_draft: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """SessionOptions with the defaults filled in and every value checked, but for n_draft, whose
+    bounds are the drafter's."""
+
+    n_draft: DraftLength = "auto"
+    window: int | None = None
+    cache_type: CacheType = "f16"
+    n_threads_draft: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            require_int("window", self.window, 1, None)
+        if self.cache_type not in get_args(CacheType):
+            raise InvalidArgumentError(
+                f'cache_type must be "f16" or "f32", not {self.cache_type!r}'
+            )
+        if self.n_threads_draft is not None:
+            require_int("n_threads_draft", self.n_threads_draft, 1, None)
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -41,7 +82,7 @@ class GenerateOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class GenerateSettings:
     """GenerateOptions with the defaults filled in and every value checked."""
 
     max_tokens: int = 256

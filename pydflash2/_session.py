@@ -15,20 +15,18 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import Unpack
 
 from pydflash2._exit import native_call
 from pydflash2._ffi import Uncopyable, address, check, ffi, library
 from pydflash2._kernels import kernels_option
 from pydflash2._llama_cpp import Sampler, Vocab, context_length, quiet_log_by_default
-from pydflash2._options import require_int
+from pydflash2._options import DraftLength, SessionOptions, SessionSettings, require_int
 from pydflash2.errors import InvalidArgumentError
-
-DraftLength = int | Literal["auto"]
-CacheType = Literal["f16", "f32"]
 
 MAX_STEP_TOKENS = 65
 """Most tokens one step returns: DF2_MAX_DRAFT drafted ones and the bonus token."""
@@ -298,11 +296,8 @@ class Session(_Handle):
     """One sequence of tokens on one target, empty at first.
 
     drafter     None decodes token by token and reads no hidden states: plain decoding
-    n_draft     tokens drafted per cycle, 0 .. block_size - 1, or "auto": chosen while running
-    window      most context tokens a full-attention drafter layer attends to; None: 2048
-    cache_type  of the drafter's K/V cache: "f16" or "f32"
     ignore_end  go on after an end-of-generation token
-    n_threads_draft  threads that draft, at most the target's; None: as many
+    options     n_draft, window, cache_type, n_threads_draft: see SessionOptions
 
     Raises MismatchError, UnsupportedError, InvalidArgumentError (also: the target has a session
     already), OutOfMemoryError. The target may then be used on.
@@ -313,29 +308,21 @@ class Session(_Handle):
         target: Target,
         drafter: Drafter | None = None,
         *,
-        n_draft: DraftLength = "auto",
-        window: int | None = None,
-        cache_type: CacheType = "f16",
         ignore_end: bool = False,
-        n_threads_draft: int | None = None,
+        **options: Unpack[SessionOptions],
     ) -> None:
-        options = _options("df2_session_options")
+        settings = SessionSettings(**options)
         self._max_draft = drafter.info.block_size - 1 if drafter is not None else 0
-        options.n_draft = _draft_length(n_draft, self._max_draft)
-        if window is not None:
-            require_int("window", window, 1, None)
-            options.window = window
-        if cache_type not in _CACHE_TYPES:
-            raise InvalidArgumentError(f'cache_type must be "f16" or "f32", not {cache_type!r}')
-        options.cache_type = _CACHE_TYPES[cache_type]
-        options.ignore_end = ignore_end
-        if n_threads_draft is not None:
-            require_int("n_threads_draft", n_threads_draft, 1, None)
-            options.n_threads_draft = n_threads_draft
+        raw = _options("df2_session_options")
+        raw.n_draft = _draft_length(settings.n_draft, self._max_draft)
+        raw.window = settings.window or 0
+        raw.cache_type = _CACHE_TYPES[settings.cache_type]
+        raw.ignore_end = ignore_end
+        raw.n_threads_draft = settings.n_threads_draft or 0
         out = ffi.new("df2_session **")
         pointer = drafter._pointer if drafter is not None else ffi.NULL
         with native_call():
-            check(library().df2_session_create(out, target._pointer, pointer, options))
+            check(library().df2_session_create(out, target._pointer, pointer, raw))
         self._own("df2_session_free", out[0], target)
         self.target = target
         target._session = weakref.ref(self)

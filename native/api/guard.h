@@ -54,6 +54,12 @@ Options read_options(const Options *given, const Options &defaults) {
   return options;
 }
 
+// What a df2_kernels says.
+inline bool wants_kernels(int32_t kernels) {
+  require(kernels == DF2_KERNELS_DEFAULT || kernels == DF2_KERNELS_OFF, "options.kernels is not a df2_kernels");
+  return kernels == DF2_KERNELS_DEFAULT;
+}
+
 template <typename Options>
 void init_options(Options *options, size_t size, const Options &defaults) {
   require(options != nullptr, "options is NULL");

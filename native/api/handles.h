@@ -17,6 +17,4 @@ struct df2_drafter {
 
 struct df2_session {
   std::unique_ptr<df2::Session> session;
-  df2::PackedBytes target_packed;
-  uint64_t drafter_packed = 0;
 };

@@ -47,8 +47,6 @@ int32_t df2_session_create(df2_session **out, df2_target *target, const df2_draf
     auto handle = std::make_unique<df2_session>();
     handle->session =
         std::make_unique<df2::Session>(*target->target, drafter != nullptr ? drafter->drafter : nullptr, chosen);
-    handle->target_packed = target->target->packed_weights();
-    handle->drafter_packed = drafter != nullptr ? drafter->drafter->packed_bytes() : 0;
     *out = handle.release();
   });
 }
@@ -132,12 +130,7 @@ int32_t df2_session_draft(df2_session *session, const df2_draft_options *options
 int32_t df2_session_stats_get(const df2_session *session, df2_stats *stats) {
   return guard([&] {
     require(session != nullptr, "session is NULL");
-    df2_stats found = {};
-    session->session->read_stats(&found);
-    found.drafter_packed_bytes = session->drafter_packed;
-    found.target_packed_bytes = session->target_packed.packed;
-    found.target_copied_bytes = session->target_packed.copied;
-    df2::write_result(stats, found);
+    df2::write_result(stats, session->session->read_stats());
   });
 }
 

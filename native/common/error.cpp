@@ -24,6 +24,11 @@ std::string format(const char *pattern, ...) {
   return text;
 }
 
+void set_log_sink(df2_log_callback callback, void *payload) {
+  log_callback = callback;
+  log_payload = payload;
+}
+
 void log_line(df2_log_level level, const std::string &message) {
   if (log_callback != nullptr) {
     log_callback(level, message.c_str(), log_payload);
@@ -31,8 +36,3 @@ void log_line(df2_log_level level, const std::string &message) {
 }
 
 }  // namespace df2
-
-extern "C" void df2_log_set(df2_log_callback callback, void *payload) {
-  df2::log_callback = callback;
-  df2::log_payload = payload;
-}

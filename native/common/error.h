@@ -25,6 +25,9 @@ __attribute__((format(printf, 1, 2)))
 #endif
 std::string format(const char *pattern, ...);
 
+// Where log_line() goes; null drops the lines. To be called before other threads use the library.
+void set_log_sink(df2_log_callback callback, void *payload);
+
 // A line for the program's log callback, if it set one.
 void log_line(df2_log_level level, const std::string &message);
 

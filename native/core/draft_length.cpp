@@ -168,24 +168,35 @@ int32_t DraftLength::adapted_length() const {
   return std::clamp(static_cast<int32_t>(used_length_ + 1.0), 1, max_);
 }
 
+// The one place where phases change. It looks at what was measured and at how long ago, never at the phase before: a
+// cycle that failed, or that the caller's limits kept from drafting, is simply tried again.
+DraftLength::Phase DraftLength::next_phase() const {
+  const Cost &plain = verify_[0];
+  if (plain.n_seen < kTrusted && n_drafts_ > plain.n_seen * plain.n_seen) {
+    return Phase::kComparing;
+  }
+  if (n_drafts_ < kFirstDrafts) {
+    return Phase::kTrying;
+  }
+  if (pays()) {
+    return cycle_ - plain.last_cycle < kPlainInterval ? Phase::kDrafting : Phase::kRefreshing;
+  }
+  return cycle_ - last_draft_ < probe_interval() ? Phase::kResting : Phase::kProbing;
+}
+
 int32_t DraftLength::choose() {
   ++cycle_;
-  bool drafts = false;
-  if (n_drafts_ == 0) {
-    drafts = true;
-  } else if (verify_[0].n_seen < kTrusted && n_drafts_ > verify_[0].n_seen * verify_[0].n_seen) {
-    drafts = false;  // what everything is compared with
-  } else if (n_drafts_ >= kFirstDrafts && pays()) {
-    drafts = cycle_ - last_plain_ < kPlainInterval;
+  phase_ = next_phase();
+  if (phase_ == Phase::kDrafting || phase_ == Phase::kRefreshing) {
     patience_ = 1;
-    is_probe_ = false;
-  } else if (n_drafts_ < kFirstDrafts || cycle_ - last_draft_ >= probe_interval()) {
-    drafts = true;
-    patience_ = n_drafts_ < kFirstDrafts ? 1 : std::min(2 * patience_, kMaxPatience);
-    is_probe_ = true;
+  } else if (phase_ == Phase::kProbing) {
+    patience_ = std::min(2 * patience_, kMaxPatience);
   }
-  last_draft_ = drafts ? cycle_ : last_draft_;
-  return drafts ? adapted_length() : 0;
+  if (phase_ != Phase::kTrying && phase_ != Phase::kDrafting && phase_ != Phase::kProbing) {
+    return 0;
+  }
+  last_draft_ = cycle_;
+  return adapted_length();
 }
 
 // While costs are unknown: what is likely enough to be worth it on most machines, but something.
@@ -204,8 +215,8 @@ int32_t DraftLength::cut(const float *q, int32_t n_draft) const {
   if (rate <= 0.0 || verify_[0].n_seen == 0) {
     return unpriced_cut(q, n_draft);
   }
-  // a probe verifies something, or nothing would be learnt from it
-  int32_t best = is_probe_ ? 1 : 0;
+  // a draft that is made to learn from it is verified in part at least
+  int32_t best = phase_ == Phase::kDrafting ? 0 : 1;
   double best_gain = expected_tokens(q, best) - rate * verify_cost(best);
   for (int32_t n = best + 1; n <= n_draft; ++n) {
     const double gain = expected_tokens(q, n) - rate * verify_cost(n);
@@ -237,14 +248,10 @@ void DraftLength::learn_length(int32_t n_drafted, int32_t n_verified) {
 
 void DraftLength::observe(const float *q, int32_t n_drafted, int32_t n_verified, int32_t n_accepted, uint64_t draft_us,
                           uint64_t verify_us) {
-  if (n_drafted > max_) {
-    return;
-  }
   verify_[static_cast<size_t>(n_verified)].add(static_cast<double>(verify_us), cycle_);
   if (verify_[0].n_seen >= kTrusted) {
     verify_[static_cast<size_t>(n_verified)].plain = verify_[0].value;
   }
-  last_plain_ = n_verified == 0 ? cycle_ : last_plain_;
   if (n_drafted == 0) {
     return;
   }

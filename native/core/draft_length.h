@@ -13,17 +13,30 @@ namespace df2 {
 
 class DraftLength {
  public:
+  // Why a cycle drafts, or does not.
+  enum class Phase {
+    kTrying,      // drafts: too few drafts have been seen to judge them
+    kComparing,   // does not: too few plain cycles have been seen to judge drafts by
+    kDrafting,    // drafts: it pays
+    kRefreshing,  // does not, although it pays: what plain decoding costs was last measured long ago
+    kResting,     // does not: it does not pay
+    kProbing,     // drafts, although it did not pay: it may by now
+  };
+
   // max: the longest draft, >= 1.
   explicit DraftLength(int32_t max);
 
   // The length of the next cycle's draft: 0 .. max.
   int32_t choose();
 
+  // What the last choice was made for; kTrying before the first.
+  Phase phase() const { return phase_; }
+
   // How many tokens of a draft to verify: 0 .. n_draft. q: [n_draft], the drafter's own probability of each.
   int32_t cut(const float *q, int32_t n_draft) const;
 
-  // What a cycle drafted, verified, kept and cost; q as above. A cycle that the caller's limits cut short is as good a
-  // sample as any.
+  // What a cycle drafted (0 .. max), verified, kept and cost; q as above, not read where nothing was drafted. A cycle
+  // that the caller's limits cut short is as good a sample as any.
   void observe(const float *q, int32_t n_drafted, int32_t n_verified, int32_t n_accepted, uint64_t draft_us,
                uint64_t verify_us);
 
@@ -32,8 +45,8 @@ class DraftLength {
   struct Cost {
     double value = 0.0;
     int32_t n_seen = 0;
-    int64_t last_cycle = 0;
-    double plain = 0.0;  // what plain decoding was known to cost at the time; of verify_
+    int64_t last_cycle = 0;  // when it was last seen
+    double plain = 0.0;      // what plain decoding was known to cost at the time; of verify_
     void add(double sample, int64_t cycle);
   };
 
@@ -54,6 +67,7 @@ class DraftLength {
   double expected_tokens(const float *q, int32_t n_verified) const;
   bool pays() const;
   int64_t probe_interval() const;
+  Phase next_phase() const;
   int32_t adapted_length() const;
   int32_t unpriced_cut(const float *q, int32_t n_draft) const;
   void learn_confidence(const float *q, int32_t n_verified, int32_t n_accepted);
@@ -70,10 +84,9 @@ class DraftLength {
   double used_length_ = 0.0;  // a decayed peak of the lengths verified
   int64_t n_drafts_ = 0;
   int64_t cycle_ = 0;
-  int64_t last_plain_ = 0;
-  int64_t last_draft_ = 0;
-  int64_t patience_ = 1;
-  bool is_probe_ = true;  // the current draft is made to learn from it
+  int64_t last_draft_ = 0;  // the cycle that was last to draft
+  int64_t patience_ = 1;    // how many times rarer probes come, for those that lost
+  Phase phase_ = Phase::kTrying;
 };
 
 }  // namespace df2

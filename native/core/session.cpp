@@ -4,7 +4,7 @@
 
 #include "common/error.h"
 #include "common/stopwatch.h"
-#include "ops/argmax/argmax.h"
+#include "core/pair.h"
 #include "ops/common/cpu.h"
 
 namespace df2 {
@@ -22,70 +22,45 @@ constexpr int32_t kMaxPending = 64;
 // dwarf the model.
 constexpr int32_t kAllLogitsBatch = 64;
 
-// A fine-tune may rename a few reserved tokens; more different entries than one in this many are another tokenizer.
-constexpr int32_t kTokenTolerance = 100;
-
-void check_pair(const Target &target, const Drafter &drafter) {
-  const DrafterParams &params = drafter.params();
-  const auto mismatch = [&](const std::string &problem) {
-    throw Error(DF2_EMISMATCH,
-                format("drafter '%s' does not fit this target: %s", drafter.path().c_str(), problem.c_str()));
-  };
-  if (params.n_embd_target != target.n_embd()) {
-    mismatch(format("it was trained on hidden states of %d numbers, the target has %d", params.n_embd_target,
-                    target.n_embd()));
-  }
-  const bool is_self_contained = drafter.weights().token_embd != nullptr && drafter.weights().output != nullptr;
-  if (params.n_embd != target.n_embd() && !is_self_contained) {
-    mismatch(format("its hidden size is %d, but it shares the embeddings or the head of a target with %d",
-                    params.n_embd, target.n_embd()));
-  }
-  if (params.n_vocab != target.n_vocab()) {
-    mismatch(format("its vocabulary has %d tokens, the target's %d", params.n_vocab, target.n_vocab()));
-  }
-  const int32_t last_tap = *std::max_element(params.taps.begin(), params.taps.end());
-  if (last_tap > target.n_layer()) {
-    mismatch(format("it taps layer %d, the target has %d layers", last_tap - 1, target.n_layer()));
-  }
-  const int32_t n_different = target.n_token_mismatches(drafter.token_hashes());
-  if (n_different > params.n_vocab / kTokenTolerance) {
-    mismatch(format("%d of %d tokens differ; convert the drafter with this target's tokenizer", n_different,
-                    params.n_vocab));
-  }
-  if (n_different > 0) {
-    log_line(DF2_LOG_WARN, format("%d of %d tokens are named differently in the drafter and the target", n_different,
-                                  params.n_vocab));
-  }
-}
-
 }  // namespace
 
 Session::Session(Target &target, std::shared_ptr<const Drafter> drafter, const SessionOptions &options)
-    : target_(target), claim_(target.context()), options_(options) {
+    : target_(target),
+      claim_(target.context()),
+      argmax_(df2_argmax_find(df2_cpu_allowed_features())),
+      options_(options) {
   const std::string problem = target.rewind_problem();
   if (!problem.empty()) {
     throw Error(DF2_EUNSUPPORTED, problem);
   }
-  if (options.window < 0 || options.window > (1 << 20)) {
-    throw Error(DF2_EINVAL, format("window must be between 0 and %d", 1 << 20));
-  }
-  if (options.n_threads_draft < 0 || options.n_threads_draft > target.n_threads()) {
-    throw Error(DF2_EINVAL, format("n_threads_draft is %d; it must not exceed the target's number of threads, %d",
-                                   options.n_threads_draft, target.n_threads()));
-  }
+  check_options();
   if (drafter != nullptr) {
     check_pair(target, *drafter);
-    const int32_t trained = drafter->params().n_ctx_train;
-    RunnerOptions runner;
-    runner.full_window = options.window > 0 ? options.window : std::min(kDefaultWindow, trained);
-    runner.cache_type = options.cache_type;
-    runner.n_threads = options.n_threads_draft > 0 ? options.n_threads_draft : target.n_threads();
-    runner.threadpool = target.threadpool();
-    runner_ = std::make_unique<DrafterRunner>(drafter, target.shared_weights(), runner);
+    runner_ = make_runner(drafter);
   }
   set_n_draft(options.n_draft);
+  target_packed_ = target.packed_weights();
   target.select_taps(drafter != nullptr ? drafter->params().taps : std::vector<int32_t>());
   target.clear();
+}
+
+void Session::check_options() const {
+  if (options_.window < 0 || options_.window > (1 << 20)) {
+    throw Error(DF2_EINVAL, format("window must be between 0 and %d", 1 << 20));
+  }
+  if (options_.n_threads_draft < 0 || options_.n_threads_draft > target_.n_threads()) {
+    throw Error(DF2_EINVAL, format("n_threads_draft is %d; it must not exceed the target's number of threads, %d",
+                                   options_.n_threads_draft, target_.n_threads()));
+  }
+}
+
+std::unique_ptr<DrafterRunner> Session::make_runner(const std::shared_ptr<const Drafter> &drafter) const {
+  RunnerOptions runner;
+  runner.full_window = options_.window > 0 ? options_.window : std::min(kDefaultWindow, drafter->params().n_ctx_train);
+  runner.cache_type = options_.cache_type;
+  runner.n_threads = options_.n_threads_draft > 0 ? options_.n_threads_draft : target_.n_threads();
+  runner.threadpool = target_.threadpool();
+  return std::make_unique<DrafterRunner>(drafter, target_.shared_weights(), runner);
 }
 
 Session::~Session() {
@@ -141,10 +116,6 @@ void Session::flush_pending() {
     runner_->inject(pending_.data(), n_pending_, n_decoded_ - n_pending_);
     n_pending_ = 0;
   }
-}
-
-uint64_t Session::graph_build_us() const {
-  return runner_ != nullptr ? runner_->build_us() : 0;
 }
 
 // Cuts the target's memory to n_kept tokens, which undoes whatever happened behind them.
@@ -239,8 +210,7 @@ int32_t Session::pick(int32_t row) {
   if (sampler_ != nullptr) {
     return target_.sample(sampler_, row);
   }
-  static const df2_argmax_kernel *const kernel = df2_argmax_find(df2_cpu_allowed_features());
-  return static_cast<int32_t>(kernel->argmax(target_.logits(row), target_.n_vocab()));
+  return static_cast<int32_t>(argmax_->argmax(target_.logits(row), target_.n_vocab()));
 }
 
 df2_step_result Session::take_prefilled(int32_t *tokens) {
@@ -248,25 +218,26 @@ df2_step_result Session::take_prefilled(int32_t *tokens) {
   tokens[0] = pick(-1);
   tokens_.push_back(tokens[0]);
   stats_.n_generated += 1;
-  return {1, 0, 0, !options_.ignore_end && target_.is_end(tokens[0]) ? 1 : 0};
+  return {1, 0, 0, is_end(tokens[0]) ? 1 : 0};
 }
 
 // Walks the verified positions: each picked token is kept, and while it is also the drafted one the next position's
-// logits are valid. batch: anchor and draft.
-void Session::accept(const std::vector<int32_t> &batch, int32_t *tokens, df2_step_result *result) {
+// logits are valid.
+df2_step_result Session::accept(const Batch &batch, int32_t *tokens) {
   const Stopwatch watch(&stats_.accept_us);
-  const auto n_rows = static_cast<int32_t>(batch.size());
-  for (int32_t row = 0; row < n_rows; ++row) {
+  df2_step_result result = {0, batch.n_drafted(), 0, 0};
+  for (int32_t row = 0; row <= batch.n_drafted(); ++row) {
     const int32_t token = pick(row);
-    const bool is_drafted = row + 1 < n_rows && token == batch[static_cast<size_t>(row) + 1];
+    const bool is_drafted = row < batch.n_drafted() && token == batch.tokens[static_cast<size_t>(row) + 1];
     tokens[row] = token;
-    result->n_tokens = row + 1;
-    result->n_accepted += is_drafted ? 1 : 0;
-    result->is_end = !options_.ignore_end && target_.is_end(token) ? 1 : 0;
-    if (!is_drafted || result->is_end != 0) {
-      return;
+    result.n_tokens = row + 1;
+    result.n_accepted += is_drafted ? 1 : 0;
+    result.is_end = is_end(token) ? 1 : 0;
+    if (!is_drafted || result.is_end != 0) {
+      break;
     }
   }
+  return result;
 }
 
 df2_step_result Session::step(int32_t *tokens, int32_t capacity) {
@@ -294,56 +265,69 @@ df2_step_result Session::step(int32_t *tokens, int32_t capacity) {
 }
 
 df2_step_result Session::cycle(int32_t *tokens, int32_t capacity) {
-  const uint64_t draft_before = stats_.draft_us;
-  const uint64_t build_before = graph_build_us();
-  const uint64_t verify_before = stats_.verify_us;
-  df2_step_result result = {};
+  const Costs before = costs();
   if (n_pending_ >= kMaxPending) {
     const Stopwatch watch(&stats_.draft_us);
     flush_pending();
   }
-  std::vector<int32_t> batch = {tokens_.back()};
-  const int32_t n_made = choose_n_draft(capacity);
-  Draft draft = {};
-  if (n_made > 0) {
-    draft = run_draft(n_made);
-    result.n_drafted = is_auto() ? draft_length_->cut(draft.path_q, n_made) : n_made;
-    batch.insert(batch.end(), draft.path, draft.path + result.n_drafted);
-  }
-  verify(batch);
+  const Batch batch = make_batch(capacity);
+  df2_step_result result;
   try {
-    accept(batch, tokens, &result);
+    verify(batch);
+    result = accept(batch, tokens);
   } catch (...) {
+    // a failed decode may leave some micro-batches behind, a failed sampler leaves them all
     drop_decoded(n_decoded_);
     throw;
   }
-  if (result.n_tokens < static_cast<int32_t>(batch.size())) {
-    drop_decoded(n_decoded_ + result.n_tokens);
-  }
-  tokens_.insert(tokens_.end(), tokens, tokens + result.n_tokens);
-  n_decoded_ += result.n_tokens;
-  n_pending_ += runner_ != nullptr ? result.n_tokens : 0;
-  if (draft_length_ != nullptr) {
-    // a graph is built once per shape: a cost, but not what the next draft will cost
-    const uint64_t build_us = graph_build_us() - build_before;
-    draft_length_->observe(draft.path_q, n_made, result.n_drafted, result.n_accepted,
-                           stats_.draft_us - draft_before - build_us, stats_.verify_us - verify_before);
-  }
+  keep(batch, tokens, result.n_tokens);
+  learn(batch, result, before);
   count_cycle(result);
   return result;
 }
 
-void Session::verify(const std::vector<int32_t> &batch) {
-  const Stopwatch watch(&stats_.verify_us);
-  const auto n_rows = static_cast<int32_t>(batch.size());
-  float *features = pending_room(n_rows);
-  try {
-    target_.decode(batch.data(), n_rows, n_decoded_, true, features);
-  } catch (...) {
-    // a failed decode may leave some micro-batches behind
-    drop_decoded(n_decoded_);
-    throw;
+Session::Batch Session::make_batch(int32_t capacity) {
+  Batch batch = {{tokens_.back()}, {}};
+  const int32_t n_draft = choose_n_draft(capacity);
+  if (n_draft > 0) {
+    batch.draft = run_draft(n_draft);
+    const int32_t *path = batch.draft.path;
+    const int32_t n_worth = is_auto() ? draft_length_->cut(batch.draft.path_q, n_draft) : n_draft;
+    batch.tokens.insert(batch.tokens.end(), path, path + n_worth);
   }
+  return batch;
+}
+
+void Session::verify(const Batch &batch) {
+  const Stopwatch watch(&stats_.verify_us);
+  const auto n_rows = static_cast<int32_t>(batch.tokens.size());
+  target_.decode(batch.tokens.data(), n_rows, n_decoded_, true, pending_room(n_rows));
+}
+
+// Appends the picked tokens to the sequence; the last of them is the next anchor.
+void Session::keep(const Batch &batch, const int32_t *tokens, int32_t n_tokens) {
+  if (n_tokens <= batch.n_drafted()) {
+    drop_decoded(n_decoded_ + n_tokens);
+  }
+  tokens_.insert(tokens_.end(), tokens, tokens + n_tokens);
+  n_decoded_ += n_tokens;
+  n_pending_ += runner_ != nullptr ? n_tokens : 0;
+}
+
+Session::Costs Session::costs() const {
+  return {stats_.draft_us, runner_ != nullptr ? runner_->build_us() : 0, stats_.verify_us};
+}
+
+// before: the costs when the cycle began.
+void Session::learn(const Batch &batch, const df2_step_result &result, const Costs &before) {
+  if (draft_length_ == nullptr) {
+    return;
+  }
+  const Costs now = costs();
+  // a graph is built once per shape: a cost, but not what the next draft will cost
+  const uint64_t build_us = now.build_us - before.build_us;
+  draft_length_->observe(batch.draft.path_q, batch.draft.n_draft, result.n_drafted, result.n_accepted,
+                         now.draft_us - before.draft_us - build_us, now.verify_us - before.verify_us);
 }
 
 void Session::count_cycle(const df2_step_result &result) {
@@ -398,15 +382,17 @@ void Session::rewind(int32_t n_tokens) {
   n_decoded_ = n_kept;
 }
 
-void Session::read_stats(df2_stats *stats) const {
-  const uint32_t struct_size = stats->struct_size;
-  *stats = stats_;
-  stats->struct_size = struct_size;
+df2_stats Session::read_stats() const {
+  df2_stats stats = stats_;
+  stats.target_packed_bytes = target_packed_.packed;
+  stats.target_copied_bytes = target_packed_.copied;
   if (runner_ != nullptr) {
-    stats->drafter_cache_bytes = runner_->cache_bytes();
-    stats->drafter_compute_bytes = runner_->compute_bytes();
-    stats->drafter_weights_bytes = runner_->drafter().weights_bytes();
+    stats.drafter_cache_bytes = runner_->cache_bytes();
+    stats.drafter_compute_bytes = runner_->compute_bytes();
+    stats.drafter_weights_bytes = runner_->drafter().weights_bytes();
+    stats.drafter_packed_bytes = runner_->drafter().packed_bytes();
   }
+  return stats;
 }
 
 }  // namespace df2

@@ -8,6 +8,7 @@
 #include "core/draft_length.h"
 #include "dflash2.h"
 #include "drafter/drafter_runner.h"
+#include "ops/argmax/argmax.h"
 #include "target/context_claim.h"
 #include "target/target.h"
 
@@ -42,32 +43,57 @@ class Session {
   int32_t n_tokens() const { return static_cast<int32_t>(tokens_.size()); }
   const DrafterParams *drafter_params() const { return runner_ != nullptr ? &runner_->drafter().params() : nullptr; }
 
-  void read_stats(df2_stats *stats) const;
+  // struct_size is not set.
+  df2_stats read_stats() const;
   void reset_stats() { stats_ = {}; }
 
  private:
+  // What one cycle verifies.
+  struct Batch {
+    std::vector<int32_t> tokens;  // the anchor, then as much of the draft as is worth it
+    Draft draft;                  // all zero without one
+    int32_t n_drafted() const { return static_cast<int32_t>(tokens.size()) - 1; }
+  };
+
+  // Time spent so far, in microseconds.
+  struct Costs {
+    uint64_t draft_us;
+    uint64_t build_us;  // of that, on building graphs
+    uint64_t verify_us;
+  };
+
   int32_t max_draft() const;
   // Whether the draft length is chosen while running.
   bool is_auto() const { return options_.n_draft == -1 && draft_length_ != nullptr; }
+  bool is_end(int32_t token) const { return !options_.ignore_end && target_.is_end(token); }
+  void check_options() const;
   void check_alive() const;
   void check_tokens(const int32_t *tokens, int32_t n_tokens) const;
+  std::unique_ptr<DrafterRunner> make_runner(const std::shared_ptr<const Drafter> &drafter) const;
+  Costs costs() const;
+
   void decode_prompt(const std::vector<int32_t> &tokens);
   void forget_logits();
   void drop_decoded(int32_t n_kept);
-  df2_step_result cycle(int32_t *tokens, int32_t capacity);
-  Draft run_draft(int32_t n_draft, const Sampling &sampling = {});
-  void verify(const std::vector<int32_t> &batch);
-  int32_t choose_n_draft(int32_t capacity) const;
-  int32_t pick(int32_t row);
-  df2_step_result take_prefilled(int32_t *tokens);
-  void accept(const std::vector<int32_t> &batch, int32_t *tokens, df2_step_result *result);
-  void count_cycle(const df2_step_result &result);
   float *pending_room(int32_t n_rows);
   void flush_pending();
-  uint64_t graph_build_us() const;
+
+  df2_step_result take_prefilled(int32_t *tokens);
+  df2_step_result cycle(int32_t *tokens, int32_t capacity);
+  Batch make_batch(int32_t capacity);
+  int32_t choose_n_draft(int32_t capacity) const;
+  Draft run_draft(int32_t n_draft, const Sampling &sampling = {});
+  void verify(const Batch &batch);
+  df2_step_result accept(const Batch &batch, int32_t *tokens);
+  int32_t pick(int32_t row);
+  void keep(const Batch &batch, const int32_t *tokens, int32_t n_tokens);
+  void learn(const Batch &batch, const df2_step_result &result, const Costs &before);
+  void count_cycle(const df2_step_result &result);
 
   Target &target_;
   ContextClaim claim_;
+  const df2_argmax_kernel *argmax_;
+  PackedBytes target_packed_;
   std::unique_ptr<DrafterRunner> runner_;
   std::unique_ptr<DraftLength> draft_length_;  // null when the length is fixed
   SessionOptions options_;

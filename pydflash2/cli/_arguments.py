@@ -10,7 +10,7 @@ from pydflash2.cli._terminal import COLOR_CHOICES
 from pydflash2.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from pydflash2 import GenerateOptions, Llama
+    from pydflash2 import GenerateOptions, Llama, SessionOptions
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -58,25 +58,47 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="context length; rounded up to a multiple of 256 (4096)",
     )
+    add_threads(group)
     group.add_argument(
+        "--no-kernels",
+        dest="kernels",
+        action="store_false",
+        help="compute with llama.cpp's own kernels only",
+    )
+    _add_drafting(parser)
+
+
+def add_threads(parser: Any) -> None:
+    """--threads. parser: as add_verbose's."""
+    parser.add_argument(
         "-t",
         "--threads",
         type=int,
         metavar="N",
         help="threads (default: one per physical core)",
     )
+
+
+def add_n_draft(parser: Any) -> None:
+    """--n-draft. parser: as add_verbose's."""
+    parser.add_argument(
+        "--n-draft",
+        type=_draft_length,
+        default="auto",
+        metavar="N",
+        help='tokens drafted per cycle, 0 for none, or "auto" (default): chosen while running',
+    )
+
+
+def _add_drafting(parser: argparse.ArgumentParser) -> None:
+    """What session_options() reads."""
+    group = parser.add_argument_group("drafting")
+    add_n_draft(group)
     group.add_argument(
         "--threads-draft",
         type=int,
         metavar="N",
         help="threads that draft, at most --threads (default: as many)",
-    )
-    group.add_argument(
-        "--n-draft",
-        type=draft_length,
-        default="auto",
-        metavar="N",
-        help='tokens drafted per cycle, 0 for none, or "auto" (default): chosen while running',
     )
     group.add_argument(
         "--window",
@@ -89,12 +111,6 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         choices=("f16", "f32"),
         default="f16",
         help="number format of the drafter's cache (f16)",
-    )
-    group.add_argument(
-        "--no-kernels",
-        dest="kernels",
-        action="store_false",
-        help="compute with llama.cpp's own kernels only",
     )
 
 
@@ -130,7 +146,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of the random numbers (0)")
 
 
-def draft_length(text: str) -> int | str:
+def _draft_length(text: str) -> int | str:
     """A value of --n-draft."""
     if text == "auto":
         return text
@@ -161,13 +177,20 @@ def open_llama(args: argparse.Namespace) -> Llama:
         drafter,
         n_ctx=args.ctx_size,
         n_threads=args.threads,
-        n_draft=args.n_draft,
-        window=args.window,
-        cache_type=args.cache_type,
-        n_threads_draft=args.threads_draft,
         kernels=args.kernels,
         verbose=args.verbose,
+        **session_options(args),
     )
+
+
+def session_options(args: argparse.Namespace) -> SessionOptions:
+    """What add_models' options say about drafting."""
+    return {
+        "n_draft": args.n_draft,
+        "window": args.window,
+        "cache_type": args.cache_type,
+        "n_threads_draft": args.threads_draft,
+    }
 
 
 def generate_options(args: argparse.Namespace) -> GenerateOptions:

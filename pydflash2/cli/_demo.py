@@ -28,16 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--max-tokens", type=int, default=100, metavar="N", help="tokens per answer (100)"
     )
-    parser.add_argument(
-        "-t", "--threads", type=int, metavar="N", help="threads (default: one per physical core)"
-    )
-    parser.add_argument(
-        "--n-draft",
-        type=_arguments.draft_length,
-        default="auto",
-        metavar="N",
-        help='tokens drafted per cycle, or "auto" (default): chosen while running',
-    )
+    _arguments.add_threads(parser)
+    _arguments.add_n_draft(parser)
     _arguments.add_output(parser)
 
 

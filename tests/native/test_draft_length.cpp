@@ -1,7 +1,11 @@
-// The draft-length choice on simulated machines: it must find what is best, and not lose to plain decoding.
+// The draft-length choice: on simulated machines it must find what is best, and not lose to plain decoding; each of its
+// transitions is brought about once; and a few hundred choices are as they were.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <random>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "check.h"
@@ -10,6 +14,18 @@
 namespace {
 
 constexpr int32_t kMax = 7;
+
+using Phase = df2::DraftLength::Phase;
+
+char letter(Phase phase) {
+  return "TCDFRP"[static_cast<int>(phase)];  // trying, comparing, drafting, refreshing, resting, probing
+}
+
+// Every transition there is, as the phases before and after.
+const std::set<std::string> kTransitions = {
+    "TT", "TC", "TD", "TR", "CC", "CT", "CD", "CR", "DD", "DC",
+    "DF", "DR", "FF", "FD", "FR", "RR", "RP", "RD", "PD", "PR",
+};
 
 struct Machine {
   double plain_us;
@@ -41,7 +57,9 @@ class Simulation {
     double n_tokens = 0.0;
     double n_verified = 0.0;
     for (int i = 0; i < n_cycles; ++i) {
+      const Phase before = chooser != nullptr ? chooser->phase() : Phase::kTrying;
       const int32_t n = chooser != nullptr ? chooser->choose() : fixed;
+      CHECK(chooser == nullptr || kTransitions.count({letter(before), letter(chooser->phase())}) == 1);
       CHECK(n >= 0 && n <= kMax);
       draw_draft();
       const int32_t n_kept = chooser != nullptr && n > 0 ? chooser->cut(q_.data(), n) : n;
@@ -120,9 +138,198 @@ void test_machine(const char *name, const Machine &machine, int n_cycles, double
   CHECK(worst > least);
 }
 
+void check_same(const std::string &found, const std::string &expected) {
+  CHECK(found == expected);
+  if (found != expected) {
+    std::fprintf(stderr, "  expected %s\n  found    %s\n", expected.c_str(), found.c_str());
+  }
+}
+
+// Cycles that go as they are told to.
+struct Story {
+  df2::DraftLength length = df2::DraftLength(3);
+  bool is_right = true;    // all drafted tokens are kept, or none
+  bool has_room = true;    // the caller's limits allow a draft
+  bool does_fail = false;  // nothing comes of a cycle
+  uint64_t plain_us = 1000;
+  std::set<std::string> transitions;
+
+  // The phases that the next cycles must go through.
+  void expect(const std::string &phases) {
+    std::string found;
+    for (size_t i = 0; i < phases.size(); ++i) {
+      found += cycle();
+    }
+    check_same(found, phases);
+  }
+
+ private:
+  char cycle() {
+    const float q[] = {0.9f, 0.9f, 0.9f};
+    const char before = letter(length.phase());
+    const int32_t n = length.choose();
+    const char phase = letter(length.phase());
+    transitions.insert({before, phase});
+    CHECK((n > 0) == (std::strchr("TDP", phase) != nullptr));
+    const int32_t n_drafted = has_room ? n : 0;
+    const int32_t n_verified = n_drafted > 0 ? length.cut(q, n_drafted) : 0;
+    CHECK(n_verified > 0 || n_drafted == 0 || phase == 'D');  // what is drafted to learn from is verified in part
+    if (!does_fail) {
+      const auto per_token_us = static_cast<uint64_t>(100 * n_verified);
+      length.observe(q, n_drafted, n_verified, is_right ? n_verified : 0, n_drafted > 0 ? 200 : 0,
+                     plain_us + per_token_us);
+    }
+    return phase;
+  }
+};
+
+std::string times(int n, char phase) {
+  return std::string(static_cast<size_t>(n), phase);
+}
+
+const std::string kBeginning = "TCTCDDDC";  // drafts get the benefit of the doubt, and two more plain cycles
+
+Story story_of_a_drafter_that_pays() {
+  Story story;
+  story.expect(kBeginning);
+  // the 64th cycle since the last plain one is plain again, and a failed one is tried again
+  story.expect(times(63, 'D'));
+  story.does_fail = true;
+  story.expect("FFF");
+  story.does_fail = false;
+  story.expect("F" + times(63, 'D') + "FD");
+  return story;
+}
+
+Story story_of_a_drafter_that_does_not_pay() {
+  Story story;
+  story.is_right = false;
+  story.expect(kBeginning);
+  // probes that lose come rarer, until they are four times as rare
+  story.expect(times(18, 'R') + "P" + times(39, 'R') + "P" + times(75, 'R') + "P" + times(75, 'R') + "P");
+  return story;
+}
+
+Story story_of_a_drafter_that_comes_to_pay() {
+  Story story;
+  story.is_right = false;
+  story.expect(kBeginning + times(18, 'R') + "P" + times(39, 'R'));
+  story.is_right = true;
+  story.expect("PDDD");
+  // and no longer does: probes are as frequent as at first
+  story.is_right = false;
+  story.expect(times(15, 'D') + times(7, 'R') + "P" + times(7, 'R') + "P" + times(19, 'R') + "P");
+  return story;
+}
+
+Story story_of_a_target_that_becomes_dear() {
+  Story story;
+  story.is_right = false;
+  story.expect(kBeginning + "R");
+  story.is_right = true;
+  story.plain_us = 20000;
+  story.expect("RDDDD");
+  return story;
+}
+
+Story story_of_a_target_that_becomes_cheap() {
+  Story story;
+  story.expect(kBeginning + times(30, 'D'));
+  story.is_right = false;
+  story.expect(times(33, 'D'));
+  story.plain_us = 10;
+  story.expect("FR");
+  return story;
+}
+
+// The caller's limits: plain cycles enough to compare with, before the first draft.
+Story story_of_no_room_at_first(uint64_t plain_us) {
+  Story story;
+  story.plain_us = plain_us;
+  story.is_right = false;
+  story.has_room = false;
+  story.expect("TTT");
+  story.has_room = true;
+  story.expect(plain_us == 1000 ? "TTD" : "TTR");
+  return story;
+}
+
+Story story_of_a_failure() {
+  Story story;
+  story.does_fail = true;
+  story.expect("TT");
+  story.does_fail = false;
+  story.expect("T");
+  story.does_fail = true;
+  story.expect("CC");
+  story.does_fail = false;
+  story.expect(kBeginning.substr(1));
+  return story;
+}
+
+// How many tokens each of n cycles verifies, in digits, a dot for cycles that do not draft; on a noisy machine, with a
+// drafter that is right about as often as it says.
+std::string choices(uint32_t seed, uint32_t draft_us, uint32_t per_token_us, int n) {
+  uint32_t state = seed;
+  const auto below = [&state](uint32_t end) {
+    state = state * 1664525u + 1013904223u;
+    return (state >> 8) % end;
+  };
+  df2::DraftLength length(kMax);
+  std::string found;
+  for (int i = 0; i < n; ++i) {
+    float q[kMax];
+    int32_t n_right = 0;
+    for (int32_t k = 0; k < kMax; ++k) {
+      const uint32_t percent = 30 + below(70);
+      q[k] = static_cast<float>(percent) / 100.0f;
+      n_right += n_right == k && below(100) < percent ? 1 : 0;
+    }
+    const int32_t n_drafted = length.choose();
+    const int32_t n_verified = n_drafted > 0 ? length.cut(q, n_drafted) : 0;
+    const uint32_t verify_us = 4000 + below(400) + per_token_us * static_cast<uint32_t>(n_verified);
+    length.observe(q, n_drafted, n_verified, std::min(n_verified, n_right), n_drafted > 0 ? draft_us + below(100) : 0,
+                   verify_us);
+    found += n_drafted > 0 ? static_cast<char>('0' + n_verified) : '.';
+  }
+  return found;
+}
+
+void test_choices(uint32_t seed, uint32_t draft_us, uint32_t per_token_us, const std::string &expected) {
+  check_same(choices(seed, draft_us, per_token_us, static_cast<int>(expected.size())), expected);
+}
+
+void test_transitions() {
+  std::set<std::string> seen;
+  for (const Story &story :
+       {story_of_a_drafter_that_pays(), story_of_a_drafter_that_does_not_pay(), story_of_a_drafter_that_comes_to_pay(),
+        story_of_a_target_that_becomes_dear(), story_of_a_target_that_becomes_cheap(), story_of_no_room_at_first(1000),
+        story_of_no_room_at_first(100), story_of_a_failure()}) {
+    seen.insert(story.transitions.begin(), story.transitions.end());
+  }
+  for (const std::string &transition : kTransitions) {
+    CHECK(seen.count(transition) == 1);
+  }
+  CHECK(seen.size() == kTransitions.size());
+}
+
 }  // namespace
 
 int main() {
+  test_transitions();
+  // choices as they were when this was written: a change of them is a decision, to be made on measurements
+  test_choices(
+      1, 500, 300,
+      "2.3.146.406333034622642216515534154222415133112251216426614113466612430434342315531413133131234415353233311123");
+  test_choices(
+      2, 1300, 800,
+      "1.2.123.000234022221242032120244123322400312511323123021313223233023232121333222314300123231334420322122414224");
+  test_choices(
+      3, 2500, 1500,
+      "1.1.0.........................................1.............................................................1.");
+  test_choices(
+      4, 1900, 900,
+      "1.1.312.210011311132221232212344233142451112324324412442211214153142414245013213332331413311143421433332342434");
   // verifying costs nearly as much as decoding: drafting cannot pay
   test_machine("dear verify", {8000, 4500, 3000, 0.4, 0.5, 2.0}, 600, 0.98, 0.97);
   // cheap verify, well-accepted drafts: long drafts pay

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "check.h"
+#include "core/draft_length.h"
 #include "dflash2.h"
 #include "llama.h"
 #include "tiny_drafter.h"
@@ -172,6 +173,33 @@ void test_rewind_everywhere(const TinyDrafter &shape) {
   CHECK_STATUS(df2_session_rewind(pair.session, 0), DF2_OK);
   CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data(), n_prompt), DF2_OK);
   CHECK(generate(pair.session, 30) == text);
+}
+
+// A session whose draft length is chosen asks for it, verifies what the choice leaves of the draft, and tells what came
+// of it: its first cycles are those of a choice that learns, whatever the machine.
+void test_chosen_length() {
+  const TinyDrafter shape;
+  write_tiny_drafter(shape, target_path, drafter_path);
+  Pair pair;
+  open_pair(&pair, -1);
+  CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data(), static_cast<int32_t>(kPrompt.size())), DF2_OK);
+  generate(pair.session, 1);
+
+  df2::DraftLength length(shape.block_size - 1);
+  df2_draft_options options = DF2_DRAFT_OPTIONS_INIT;
+  options.n_draft = length.choose();
+  df2_draft draft = {};
+  draft.struct_size = sizeof(draft);
+  CHECK_STATUS(df2_session_draft(pair.session, &options, &draft), DF2_OK);
+  const int32_t n_worth = length.cut(draft.tokens_q, draft.n_draft);
+  CHECK(n_worth < draft.n_draft);
+
+  for (const int32_t n_drafted : {n_worth, 0, -1, 0}) {
+    int32_t tokens[DF2_MAX_DRAFT + 1];
+    df2_step_result result;
+    CHECK_STATUS(df2_session_step(pair.session, tokens, DF2_MAX_DRAFT + 1, &result), DF2_OK);
+    CHECK(n_drafted >= 0 ? result.n_drafted == n_drafted : result.n_drafted > 0);
+  }
 }
 
 void test_chunked_prefill() {
@@ -462,6 +490,7 @@ int main(int argc, char **argv) {
   shape.window = 8;
   shape.layer_has_window = {true, true};
   test_rewind_everywhere(shape);
+  test_chosen_length();
   test_chunked_prefill();
   test_full_context();
   test_misuse();

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.tools.tiny_drafters import TinyDrafter, Weights, write_tiny_drafter
+from tests.tools.tiny_drafters import TinyDrafter, write_tiny_drafter
+from tests.tools.tiny_gguf import Weights
 
 _RANK = 64
 _MAX_VOCABULARY = 1024

@@ -1,18 +1,25 @@
-"""Options are checked before anything is decoded."""
+"""GenerateSettings are checked before anything is decoded."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import pydflash2
 from pydflash2 import InvalidArgumentError
-from pydflash2._options import GenerateOptions, Options
+from pydflash2._options import (
+    GenerateOptions,
+    GenerateSettings,
+    SessionOptions,
+    SessionSettings,
+)
 
 
 def test_documented_defaults() -> None:
-    options = Options()
+    options = GenerateSettings()
     documented = GenerateOptions.__doc__ or ""
     for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"):
         line = next(line for line in documented.splitlines() if line.strip().startswith(name))
@@ -24,7 +31,19 @@ def test_documented_defaults() -> None:
 
 
 def test_the_two_lists_of_options_agree() -> None:
-    assert set(GenerateOptions.__annotations__) == set(Options.__dataclass_fields__)
+    assert set(GenerateOptions.__annotations__) == set(GenerateSettings.__dataclass_fields__)
+    assert set(SessionOptions.__annotations__) == set(SessionSettings.__dataclass_fields__)
+
+
+def test_the_session_options_are_documented_where_they_are_taken() -> None:
+    """With their defaults in SessionOptions, and by name wherever `**options` hides them."""
+    documented = " ".join((SessionOptions.__doc__ or "").split())
+    for name, field in SessionSettings.__dataclass_fields__.items():
+        text = documented[documented.index(f" {name} ") :].partition("(the default)")[0]
+        quoted = f'"{field.default}"' if isinstance(field.default, str) else str(field.default)
+        assert text.rstrip().endswith(quoted), name
+        assert name in (pydflash2.load.__doc__ or ""), name
+        assert name in (pydflash2.Session.__doc__ or ""), name
 
 
 @pytest.mark.parametrize(
@@ -54,9 +73,34 @@ def test_the_two_lists_of_options_agree() -> None:
 )
 def test_bad_values(name: str, value: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=name):
-        Options(**{name: value})
+        GenerateSettings(**{name: value})
 
 
 def test_one_stop_string_may_stand_alone() -> None:
-    assert Options(stop="##").stop_strings == ("##",)
-    assert Options(stop=["a", "b"]).stop_strings == ("a", "b")
+    assert GenerateSettings(stop="##").stop_strings == ("##",)
+    assert GenerateSettings(stop=["a", "b"]).stop_strings == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("window", 0),
+        ("window", 1.5),
+        ("cache_type", "q8_0"),
+        ("cache_type", ["f16"]),
+        ("n_threads_draft", 0),
+        ("n_threads_draft", True),
+    ],
+)
+def test_bad_session_options_are_refused_before_a_file_is_read(
+    name: str, value: Any, tmp_path: Path
+) -> None:
+    options: Any = {name: value}
+    with pytest.raises(InvalidArgumentError, match=name):
+        pydflash2.load(tmp_path / "missing.gguf", **options)
+
+
+def test_unknown_session_options_are_refused_before_a_file_is_read(tmp_path: Path) -> None:
+    options: Any = {"n_drafts": 3}
+    with pytest.raises(TypeError, match="n_drafts"):
+        pydflash2.load(tmp_path / "missing.gguf", **options)

@@ -1,3 +1,4 @@
+// The C API for what belongs to no object: version, errors, log.
 #include "api/guard.h"
 
 namespace df2 {
@@ -54,4 +55,8 @@ extern "C" const char *df2_status_name(int32_t status) {
 
 extern "C" const char *df2_version(void) {
   return DF2_VERSION;
+}
+
+extern "C" void df2_log_set(df2_log_callback callback, void *payload) {
+  df2::set_log_sink(callback, payload);
 }

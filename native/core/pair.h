@@ -1,0 +1,12 @@
+// Whether a drafter and a target belong together.
+#pragma once
+
+#include "drafter/drafter.h"
+#include "target/target.h"
+
+namespace df2 {
+
+// Throws DF2_EMISMATCH, with the reason, if they do not; logs a warning if a few of their tokens differ.
+void check_pair(const Target &target, const Drafter &drafter);
+
+}  // namespace df2

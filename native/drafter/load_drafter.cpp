@@ -1,0 +1,29 @@
+#include "drafter/load_drafter.h"
+
+#include <optional>
+
+#include "common/error.h"
+#include "cpu_backend/kernels.h"
+
+namespace df2 {
+
+std::shared_ptr<const Drafter> load_drafter(const std::string &path, bool wants_kernels, int32_t version) {
+  ggml_backend_buffer_type_t packed = nullptr;
+  std::optional<DrafterKernels> kernels;
+  if (wants_kernels) {
+    enable_kernels();
+    packed = drafter_buffer_type();
+    if (kernel_status().state != DF2_KERNELS_DISABLED) {
+      kernels = find_drafter_kernels();
+    }
+  }
+  auto drafter = std::make_shared<const Drafter>(DrafterFile(path), packed, kernels);
+  const int32_t found = drafter->params().version;
+  if (version != 0 && version != found) {
+    throw Error(DF2_EMISMATCH,
+                format("'%s' is a DFlash %d drafter, and DFlash %d was asked for", path.c_str(), found, version));
+  }
+  return drafter;
+}
+
+}  // namespace df2
