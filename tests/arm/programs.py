@@ -27,7 +27,7 @@ COMMON = [
     *(OPS / "attention" / f"{name}.c" for name in ("dispatch", "ref")),
     OPS / "common" / "cpu.c",
     *(OPS / "dynconv" / f"{name}.c" for name in ("dispatch", "ref")),
-    *(OPS / "qmm" / f"{name}.c" for name in ("dispatch", "formats", "pack", "ref", "unpack")),
+    *(OPS / "qmm" / f"{name}.c" for name in ("dispatch", "formats", "layouts", "pack", "ref", "unpack")),
     *(OPS / "select" / f"{name}.c" for name in ("dispatch", "ref")),
 ]
 DATA = ("attention_data", "dynconv_data", "isas", "logits_data", "qmm_data", "walk_data")
