@@ -4,6 +4,7 @@
 #include "drafter/drafter_ops.h"
 #include "ops/common/cpu.h"
 #include "ops/dynconv/dynconv.h"
+#include "ops/norm/norm.h"
 #include "ops/select/select.h"
 
 // The callbacks below run inside ggml's threads: they must not throw. Every size they rely on was checked when the
@@ -15,6 +16,11 @@ namespace {
 
 const df2_dynconv_kernel &dynconv_kernel() {
   static const df2_dynconv_kernel *const kernel = df2_dynconv_find(df2_cpu_allowed_features());
+  return *kernel;
+}
+
+const df2_norm_kernel &norm_kernel() {
+  static const df2_norm_kernel *const kernel = df2_norm_find(df2_cpu_allowed_features());
   return *kernel;
 }
 
@@ -53,8 +59,8 @@ df2_dynconv_side conv_side(const DrafterParams &params, const ggml_tensor *base,
 void run_norm(ggml_tensor *dst, int ith, int nth, void *userdata) {
   int64_t begin, end;
   split(dst->ne[1], ith, nth, &begin, &end);
-  dynconv_kernel().norm(output(dst), floats(dst->src[0]), floats(dst->src[1]), drafter_of(userdata).params().norm_eps,
-                        dst->ne[0], begin, end);
+  norm_kernel().norm(output(dst), floats(dst->src[0]), floats(dst->src[1]), drafter_of(userdata).params().norm_eps,
+                     dst->ne[0], begin, end);
 }
 
 void run_convolve_in(ggml_tensor *dst, int ith, int nth, void *userdata) {
