@@ -28,7 +28,10 @@ COMMON = [
     OPS / "common" / "cpu.c",
     *(OPS / "dynconv" / f"{name}.c" for name in ("dispatch", "ref")),
     *(OPS / "norm" / f"{name}.c" for name in ("dispatch", "ref")),
-    *(OPS / "qmm" / f"{name}.c" for name in ("dispatch", "formats", "layouts", "pack", "ref", "unpack")),
+    *(
+        OPS / "qmm" / f"{name}.c"
+        for name in ("dispatch", "formats", "layouts", "pack", "ref", "unpack")
+    ),
     *(OPS / "select" / f"{name}.c" for name in ("dispatch", "ref")),
 ]
 DATA = ("attention_data", "dynconv_data", "isas", "logits_data", "qmm_data", "walk_data")
@@ -36,7 +39,14 @@ HARNESS_SOURCES = [HARNESS / f"{name}.c" for name in ("harness", "watch", *DATA)
 PROGRAMS = [
     *(
         HARNESS / f"{name}.c"
-        for name in ("test_argmax", "test_attention", "test_dynconv", "test_norm", "test_qmm", "test_select")
+        for name in (
+            "test_argmax",
+            "test_attention",
+            "test_dynconv",
+            "test_norm",
+            "test_qmm",
+            "test_select",
+        )
     ),
     *(ARM / f"{name}.c" for name in ("one_attention", "one_call")),
 ]

@@ -25,7 +25,7 @@ uint32_t df2_cpu_features(void);
 typedef enum df2_cpu_forcing {
   DF2_CPU_NOT_FORCED,     /* it is not set, or empty */
   DF2_CPU_FORCED,         /* an instruction set that this CPU has */
-  DF2_CPU_FORCED_UNKNOWN, /* a name that is none of an instruction set */
+  DF2_CPU_FORCED_UNKNOWN, /* a name that no instruction set has */
   DF2_CPU_FORCED_MISSING  /* an instruction set that this CPU lacks */
 } df2_cpu_forcing;
 
