@@ -21,7 +21,7 @@
 #include "bench_options.h"
 #include "machine_limits.h"
 #include "ops/common/cpu.h"
-#include "ops/qmm/qmm.h"
+#include "ops/qmm/formats.h"
 #include "random_weights.h"
 #include "thread_team.h"
 
@@ -196,7 +196,7 @@ typedef struct verdict {
 } verdict;
 
 static verdict judge(const product *of, const limits *machine, double seconds) {
-  double peak = of->kernel->type >= DF2_QMM_F16 ? machine->float_per_s : machine->int8_per_s;
+  double peak = df2_qmm_is_float(df2_qmm_formats[of->kernel->type].codes) ? machine->float_per_s : machine->int8_per_s;
   double n_bytes = (double)of->tile_bytes * (double)of->n_tiles;
   double n_operations = 2.0 * DF2_QMM_TILE * (double)of->n_tiles * (double)of->n_in * of->n_rows;
   double stream_s = n_bytes / machine->bytes_per_s;

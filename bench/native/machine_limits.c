@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "ops/common/cpu.h"
+#include "ops/common/split.h"
 #include "thread_team.h"
 
 #if defined(__x86_64__)
@@ -63,9 +64,9 @@ typedef struct read_job {
 
 static void read_part(void *context, int32_t thread, int32_t n_threads) {
   const read_job *job = context;
-  size_t n = job->n_values / (size_t)n_threads;
-  size_t stride = n / job->n_streams;
-  sink += job->read(job->values + n * (size_t)thread, stride, stride);
+  const df2_range share = df2_split((int64_t)job->n_values, thread, n_threads);
+  size_t stride = (size_t)(share.end - share.begin) / job->n_streams;
+  sink += job->read(job->values + share.begin, stride, stride);
 }
 
 /* Fills in the ways to read that this CPU has; which one is fastest depends on its prefetchers. */

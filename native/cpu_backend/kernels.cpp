@@ -50,18 +50,18 @@ std::string available_isas() {
 }
 
 // What kernels may use. Throws for a DF2_FORCE_ISA that asks for what cannot be.
-uint32_t wanted_features(const std::string &forced) {
-  uint32_t features = 0;
-  if (!forced.empty() && !df2_cpu_isa_features(forced.c_str(), &features)) {
+df2_cpu_choice choose_features() {
+  const df2_cpu_choice choice = df2_cpu_choose();
+  if (choice.forcing == DF2_CPU_FORCED_UNKNOWN) {
     throw Error(DF2_EINVAL, format("DF2_FORCE_ISA names '%s', which is no instruction set this library knows; this CPU "
                                    "has %s",
-                                   forced.c_str(), available_isas().c_str()));
+                                   choice.isa, available_isas().c_str()));
   }
-  if ((df2_cpu_features() & features) != features) {  // none are needed where none was named
-    throw Error(DF2_EUNSUPPORTED, format("DF2_FORCE_ISA asks for '%s', but this CPU only has %s", forced.c_str(),
-                                         available_isas().c_str()));
+  if (choice.forcing == DF2_CPU_FORCED_MISSING) {
+    throw Error(DF2_EUNSUPPORTED,
+                format("DF2_FORCE_ISA asks for '%s', but this CPU only has %s", choice.isa, available_isas().c_str()));
   }
-  return df2_cpu_allowed_features();
+  return choice;
 }
 
 const char *isa_of(const KernelTable &table) {
@@ -131,8 +131,8 @@ Registration find_and_register() {
   if (disabled_by_environment()) {
     return silently({DF2_KERNELS_DISABLED, "", "switched off by the environment variable DFLASH2_KERNELS"});
   }
-  const std::string forced = environment("DF2_FORCE_ISA");
-  const KernelTable table = choose_kernels(wanted_features(forced), forced == "ref");
+  const df2_cpu_choice choice = choose_features();
+  const KernelTable table = choose_kernels(choice.features, std::strcmp(choice.isa, "ref") == 0);
   const char *isa = isa_of(table);
   if (*isa == '\0') {
     return silently({DF2_KERNELS_UNSUPPORTED, "", "there are none for this CPU"});

@@ -8,6 +8,7 @@
 #include "cpu_backend/rule.h"
 #include "cpu_backend/stock.h"
 #include "cpu_backend/work_area.h"
+#include "ops/common/split.h"
 
 namespace df2 {
 
@@ -241,7 +242,8 @@ class Worker {
   // This thread's share of the rows.
   void merge_spans() {
     const int64_t n = attention_.n_groups * attention_.max_rows;
-    for (int64_t i = n * ith_ / nth_; i < n * (ith_ + 1) / nth_; ++i) {
+    const df2_range share = df2_split(n, ith_, nth_);
+    for (int64_t i = share.begin; i < share.end; ++i) {
       const int64_t group = i / attention_.max_rows;
       const auto row = static_cast<int32_t>(i % attention_.max_rows);
       if (row >= attention_.n_rows(group)) {

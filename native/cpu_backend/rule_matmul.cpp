@@ -8,6 +8,7 @@
 #include "cpu_backend/packed_weights.h"
 #include "cpu_backend/rule.h"
 #include "cpu_backend/work_area.h"
+#include "ops/common/split.h"
 
 namespace df2 {
 
@@ -298,11 +299,11 @@ class Team {
   // This thread's share of the quantising: a range of blocks, counted through all batches.
   void prepare() const {
     const int64_t n_total = product_.n_batches() * shape_.n_blocks;
-    const int64_t end = n_total * (ith_ + 1) / nth_;
-    for (int64_t at = n_total * ith_ / nth_; at < end;) {
+    const df2_range share = df2_split(n_total, ith_, nth_);
+    for (int64_t at = share.begin; at < share.end;) {
       const Batch batch = product_.batch(at / shape_.n_blocks);
       const int64_t first = at % shape_.n_blocks;
-      const int64_t last = std::min(shape_.n_blocks, first + end - at);
+      const int64_t last = std::min(shape_.n_blocks, first + share.end - at);
       const float *rows[kBatch];
       for (int32_t i = 0; i < batch.n_rows; ++i) {
         rows[i] = product_.input(batch.first_row + i);

@@ -7,6 +7,7 @@
 #include "cpu_backend/rule.h"
 #include "cpu_backend/stock.h"
 #include "ggml-cpu.h"
+#include "ops/common/split.h"
 
 namespace df2 {
 
@@ -99,12 +100,11 @@ class RowwiseRule final : public Rule {
     }
     // all outputs of all matrices in one line, cut into a share per thread
     const int64_t n_out = op->ne[0];
-    const int64_t n = n_out * op->ne[2] * op->ne[3];
-    const int64_t end = n * (params.ith + 1) / params.nth;
-    for (int64_t at = n * params.ith / params.nth; at < end;) {
+    const df2_range share = df2_split(n_out * op->ne[2] * op->ne[3], params.ith, params.nth);
+    for (int64_t at = share.begin; at < share.end;) {
       const int64_t matrix = at / n_out;
       const int64_t first = at % n_out;
-      const int64_t last = std::min(n_out, first + end - at);
+      const int64_t last = std::min(n_out, first + share.end - at);
       multiply(params, op, matrix % op->ne[2], matrix / op->ne[2], first, last);
       at += last - first;
     }

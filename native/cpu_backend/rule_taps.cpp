@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ggml-backend.h"
+#include "ops/common/split.h"
 
 namespace df2 {
 
@@ -103,17 +104,15 @@ class TapRule final : public Rule {
 
   void compute(const ggml_compute_params &params, ggml_tensor *op) const override {
     const auto &mark = *static_cast<const TapRecorder::Mark *>(static_cast<const Claim *>(op->extra));
-    const int64_t n = ggml_nrows(op);
-    const int64_t begin = n * params.ith / params.nth;
-    const int64_t end = n * (params.ith + 1) / params.nth;
-    for (int64_t row = begin; row < end; ++row) {
+    const df2_range share = df2_split(ggml_nrows(op), params.ith, params.nth);
+    for (int64_t row = share.begin; row < share.end; ++row) {
       auto *out = static_cast<float *>(op->data) + row * op->ne[0];
       compute_row(op, row, out);
       if (row < mark.n_rows) {  // rows of other streams come behind those
         std::memcpy(mark.out + row * mark.stride, out, static_cast<size_t>(op->ne[0]) * sizeof(float));
       }
     }
-    const int64_t n_copied = std::min(end, mark.n_rows) - std::min(begin, mark.n_rows);
+    const int64_t n_copied = std::min(share.end, mark.n_rows) - std::min(share.begin, mark.n_rows);
     mark.n_copied->fetch_add(n_copied, std::memory_order_relaxed);
   }
 };

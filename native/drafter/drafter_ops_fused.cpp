@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "drafter/drafter_ops.h"
+#include "ops/common/split.h"
 
 // The callbacks below run inside ggml's threads: they must not throw. Every size they rely on was checked when the
 // drafter was loaded or the session created. A callback's userdata says what its node is made of, by name: ggml counts
@@ -23,23 +24,17 @@ int32_t *ids(const ggml_tensor *tensor) {
   return static_cast<int32_t *>(tensor->data);
 }
 
-// The rows of a node that one of several threads computes.
-struct Rows {
-  Rows(int64_t n, int part, int n_parts) : begin(n * part / n_parts), end(n * (part + 1) / n_parts) {}
-  int64_t begin, end;
-};
-
 // -- a norm -------------------------------------------------------------------------------------------------------
 
 struct NormNode {
-  const df2_dynconv_kernel *kernel;
+  const df2_norm_kernel *kernel;
   float eps;
   const ggml_tensor *x, *weight;
 };
 
 void run_norm(ggml_tensor *dst, int ith, int nth, void *userdata) {
   const auto &node = *static_cast<const NormNode *>(userdata);
-  const Rows rows(dst->ne[1], ith, nth);
+  const df2_range rows = df2_split(dst->ne[1], ith, nth);
   node.kernel->norm(floats(dst), floats(node.x), floats(node.weight), node.eps, dst->ne[0], rows.begin, rows.end);
 }
 
@@ -61,7 +56,7 @@ df2_dynconv_side conv_side(const df2_dynconv_shape &shape, const ConvWeights &we
 void run_convolve_in(ggml_tensor *dst, int ith, int nth, void *userdata) {
   const auto &node = *static_cast<const ConvolveNode *>(userdata);
   const df2_dynconv_side side = conv_side(node.shape, node.weights, kConvIn);
-  const Rows rows(dst->ne[1], ith, nth);
+  const df2_range rows = df2_split(dst->ne[1], ith, nth);
   node.kernel->convolve(floats(dst), floats(node.x), &side, &node.shape, rows.begin, rows.end);
 }
 
@@ -85,7 +80,7 @@ void run_finish(ggml_tensor *dst, int ith, int nth, void *userdata) {
   const df2_dynconv_side side = has_conv ? conv_side(node.shape, node.weights, kConvOut) : df2_dynconv_side{};
   float *sum = floats(dst);
   float *normed = sum + dst->ne[0] * dst->ne[1];
-  const Rows rows(dst->ne[1], ith, nth);
+  const df2_range rows = df2_split(dst->ne[1], ith, nth);
   node.kernel->finish(sum, normed, floats(node.x), has_conv ? &side : nullptr, &node.shape, &finish, rows.begin,
                       rows.end);
 }
@@ -216,7 +211,7 @@ class FusedOps final : public DrafterOps {
       : params_(drafter.params()), weights_(drafter.weights()), kernels_(kernels) {}
 
   ggml_tensor *norm(ggml_context *ctx, ggml_tensor *x, ggml_tensor *weight) override {
-    norms_.push_back({kernels_.dynconv, params_.norm_eps, x, weight});
+    norms_.push_back({kernels_.norm, params_.norm_eps, x, weight});
     return rows_node(ctx, x, 1, {x, weight}, run_norm, &norms_.back());
   }
 

@@ -27,7 +27,11 @@ COMMON = [
     *(OPS / "attention" / f"{name}.c" for name in ("dispatch", "ref")),
     OPS / "common" / "cpu.c",
     *(OPS / "dynconv" / f"{name}.c" for name in ("dispatch", "ref")),
-    *(OPS / "qmm" / f"{name}.c" for name in ("dispatch", "formats", "pack", "ref", "unpack")),
+    *(OPS / "norm" / f"{name}.c" for name in ("dispatch", "ref")),
+    *(
+        OPS / "qmm" / f"{name}.c"
+        for name in ("dispatch", "formats", "layouts", "pack", "ref", "unpack")
+    ),
     *(OPS / "select" / f"{name}.c" for name in ("dispatch", "ref")),
 ]
 DATA = ("attention_data", "dynconv_data", "isas", "logits_data", "qmm_data", "walk_data")
@@ -35,7 +39,14 @@ HARNESS_SOURCES = [HARNESS / f"{name}.c" for name in ("harness", "watch", *DATA)
 PROGRAMS = [
     *(
         HARNESS / f"{name}.c"
-        for name in ("test_argmax", "test_attention", "test_dynconv", "test_qmm", "test_select")
+        for name in (
+            "test_argmax",
+            "test_attention",
+            "test_dynconv",
+            "test_norm",
+            "test_qmm",
+            "test_select",
+        )
     ),
     *(ARM / f"{name}.c" for name in ("one_attention", "one_call")),
 ]
@@ -46,6 +57,7 @@ ARM_KERNELS = {
     "argmax/arm_neon": "-mcpu=generic",
     "attention/arm_neon": "-mcpu=generic",
     "dynconv/arm_neon": "-mcpu=generic",
+    "norm/arm_neon": "-mcpu=generic",
     "qmm/arm_neon": "-mcpu=generic",
     "qmm/arm_dotprod": "-mcpu=generic+dotprod",
     "qmm/arm_i8mm": "-mcpu=generic+dotprod+i8mm",
@@ -62,6 +74,8 @@ X86_KERNELS = {
     "attention/x86_avx512": AVX512,
     "dynconv/x86_avx2": AVX2,
     "dynconv/x86_avx512": AVX512,
+    "norm/x86_avx2": AVX2,
+    "norm/x86_avx512": AVX512,
     "qmm/x86_avx2": AVX2,
     "qmm/x86_avx2vnni": f"{AVX2} -mavxvnni",
     "qmm/x86_avx512": AVX512,

@@ -26,7 +26,7 @@ PROCESSORS = {
     "sme128": SME2,
 }
 # The other ops have one kernel for all of them.
-OTHER_OPS = ["argmax", "attention", "dynconv", "select"]
+OTHER_OPS = ["argmax", "attention", "dynconv", "norm", "select"]
 OTHER_ISAS = ["neon", "ref"]
 OTHER_PROCESSORS = ["cortex-a53", "neoverse-v1", "apple-m4"]
 TIMEOUT_S = 300
@@ -78,7 +78,8 @@ def test_other_ops(built: Path, processor: str, op: str) -> None:
 def test_dispatch(built: Path, processor: str) -> None:
     result = emulate(built, processor, "--dispatch")
     chosen = dict(line.split() for line in result.stdout.splitlines())
-    assert len(chosen) == 15
+    formats = (programs.OPS / "qmm" / "formats.inc").read_text()
+    assert len(chosen) == formats.count("DF2_QMM_FORMAT(")
     assert set(chosen.values()) == {PROCESSORS[processor][0]}
     for op in OTHER_OPS:
         other = emulate(built, processor, "--dispatch", op=op)
@@ -93,7 +94,7 @@ def test_missing_instruction_set_fails(built: Path, processor: str, isa: str) ->
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="compares ARM with x86-64")
-@pytest.mark.parametrize("op", ["qmm", "attention", "dynconv", "select"])
+@pytest.mark.parametrize("op", ["qmm", "attention", "dynconv", "norm", "select"])
 def test_same_bits_as_x86(built: Path, op: str) -> None:
     x86 = programs.programs(programs.x86_host()) / f"test_{op}"
     result = subprocess.run([x86, "--quick"], capture_output=True, text=True, check=False)

@@ -8,6 +8,7 @@ worth is checked against ordinary products of the dequantised weights in float64
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,12 @@ def weights(request: pytest.FixtureRequest) -> Floats:
 
 
 # --------------------------------------------------------------------------------------- tests
+
+
+def test_every_type_is_tested() -> None:
+    table = (ROOT / "native" / "ops" / "qmm" / "formats.inc").read_text()
+    names = re.findall(r"^DF2_QMM_FORMAT\(\w+, (\w+),", table, re.M)
+    assert sorted(names) == sorted([*WEIGHT_TYPES, *FLOAT_TYPES])
 
 
 @pytest.mark.parametrize("name", WEIGHT_TYPES)

@@ -15,14 +15,9 @@ static const struct {
   const char *name;
   uint32_t features;
 } isas[] = {
-    {"avx512", DF2_CPU_AVX512},
-    {"avx2vnni", DF2_CPU_AVX2 | DF2_CPU_AVXVNNI},
-    {"avx2", DF2_CPU_AVX2},
-    {"sme2", DF2_CPU_NEON | DF2_CPU_DOTPROD | DF2_CPU_I8MM | DF2_CPU_SME2},
-    {"i8mm", DF2_CPU_NEON | DF2_CPU_DOTPROD | DF2_CPU_I8MM},
-    {"dotprod", DF2_CPU_NEON | DF2_CPU_DOTPROD},
-    {"neon", DF2_CPU_NEON},
-    {"ref", 0},
+#define DF2_ISA_ROW(isa, architecture, features) {#isa, features},
+#include "ops/common/isas.inc"
+#undef DF2_ISA_ROW
 };
 
 const char *df2_cpu_isa_at(int index, uint32_t *features) {
@@ -31,16 +26,6 @@ const char *df2_cpu_isa_at(int index, uint32_t *features) {
   }
   *features = isas[index].features;
   return isas[index].name;
-}
-
-int df2_cpu_isa_features(const char *isa, uint32_t *features) {
-  const char *name;
-  for (int i = 0; (name = df2_cpu_isa_at(i, features)) != 0; ++i) {
-    if (strcmp(name, isa) == 0) {
-      return 1;
-    }
-  }
-  return 0;
 }
 
 #if defined(__x86_64__)
@@ -118,12 +103,24 @@ uint32_t df2_cpu_features(void) {
   return probe();
 }
 
-uint32_t df2_cpu_allowed_features(void) {
+df2_cpu_choice df2_cpu_choose(void) {
   const uint32_t present = df2_cpu_features();
   const char *forced = getenv("DF2_FORCE_ISA");
-  uint32_t features;
-  if (forced == 0 || !df2_cpu_isa_features(forced, &features) || (features & ~present) != 0) {
-    return present;
+  if (forced == 0 || *forced == '\0') {
+    return (df2_cpu_choice){DF2_CPU_NOT_FORCED, "", present};
   }
-  return features;
+  const char *name;
+  uint32_t features;
+  for (int i = 0; (name = df2_cpu_isa_at(i, &features)) != 0; ++i) {
+    if (strcmp(name, forced) == 0) {
+      const int is_there = (features & ~present) == 0;
+      return is_there ? (df2_cpu_choice){DF2_CPU_FORCED, name, features}
+                      : (df2_cpu_choice){DF2_CPU_FORCED_MISSING, name, present};
+    }
+  }
+  return (df2_cpu_choice){DF2_CPU_FORCED_UNKNOWN, forced, present};
+}
+
+uint32_t df2_cpu_allowed_features(void) {
+  return df2_cpu_choose().features;
 }

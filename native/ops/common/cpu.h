@@ -21,16 +21,29 @@ enum {
 /* The features of the CPU this runs on. Any thread; a few microseconds, so ask once. */
 uint32_t df2_cpu_features(void);
 
-/* The features that kernels may use: those of the CPU, or those of the instruction set that the environment variable
- * DF2_FORCE_ISA names, if the CPU has them. What is wrong with that variable, df2_kernels_enable reports. */
+/* What the environment variable DF2_FORCE_ISA asks for. */
+typedef enum df2_cpu_forcing {
+  DF2_CPU_NOT_FORCED,     /* it is not set, or empty */
+  DF2_CPU_FORCED,         /* an instruction set that this CPU has */
+  DF2_CPU_FORCED_UNKNOWN, /* a name that no instruction set has */
+  DF2_CPU_FORCED_MISSING  /* an instruction set that this CPU lacks */
+} df2_cpu_forcing;
+
+typedef struct df2_cpu_choice {
+  df2_cpu_forcing forcing;
+  const char *isa;   /* the variable's value, "" if it is not set; valid until the environment changes */
+  uint32_t features; /* kernels may use these: of the instruction set if it is FORCED, of the CPU otherwise */
+} df2_cpu_choice;
+
+/* Reads DF2_FORCE_ISA. It decides nothing about a value that is wrong: df2_kernels_enable refuses it. Any thread, while
+ * none changes the environment. */
+df2_cpu_choice df2_cpu_choose(void);
+
+/* The features that df2_cpu_choose leaves to kernels. */
 uint32_t df2_cpu_allowed_features(void);
 
-/* The names of instruction sets, best first, and the features each needs: index 0, 1, ... until null. */
+/* The names of instruction sets (isas.inc), best first, and the features each needs: index 0, 1, ... until null. */
 const char *df2_cpu_isa_at(int index, uint32_t *features);
-
-/* The features a kernel of the named instruction set needs: "avx512", "avx2vnni", "avx2", "sme2", "i8mm", "dotprod",
- * "neon", "ref". Returns false if no such name is known. */
-int df2_cpu_isa_features(const char *isa, uint32_t *features);
 
 #ifdef __cplusplus
 }

@@ -1,18 +1,16 @@
-/* Grouped dynamic causal convolution over the positions of one block (DFlash2), alone and as the end of a sublayer.
+/* Grouped dynamic causal convolution over the positions of one block (DFlash2), alone and as the end of a sublayer,
+ * with the norms of ops/norm/norm.h.
  *
  *   conv(x)[i][c] = sum over taps t of (base[t][c] + delta[i][t][c / group_size]) * x[i - t][c]
  *
  * with x[j] = 0 for j < 0: a block sees nothing before its anchor, row 0. All rows of x are in memory; a call computes
  * rows [row_begin, row_end), so that threads may share a block.
  *
- *   rms_norm(v)[c] = v[c] / sqrt((sum over c of v[c]^2) / n_embd + eps)
+ * Every operation is rounded on its own. Taps are added in their order. A row's result is therefore the same bits
+ * whichever rows it is computed with, on however many threads, and on every instruction set. Kernels own no memory and
+ * start no threads.
  *
- * Every operation is rounded on its own. Taps are added in their order; squares as 32 sums, each of every 32nd channel,
- * which are then halved until one is left. A row's result is therefore the same bits whichever rows it is computed
- * with, on however many threads, and on every instruction set. Kernels own no memory and start no threads.
- *
- * A NaN makes a NaN of what is computed from it: with a norm, of its whole row. So does an infinity in a norm, but only
- * of itself: the other values of its row become 0, as all do if their squares leave float32's range.
+ * A NaN makes a NaN of what is computed from it: with a norm, of its whole row.
  *
  * No array needs an alignment beyond float's. Rows are contiguous, n_embd floats each. */
 #ifndef DF2_OPS_DYNCONV_H
@@ -62,10 +60,6 @@ typedef struct df2_dynconv_kernel {
    * side: null for no convolution, conv(x) = x; of the shape then only n_embd is read. */
   void (*finish)(float *sum, float *normed, const float *x, const df2_dynconv_side *side,
                  const df2_dynconv_shape *shape, const df2_dynconv_finish *finish, int64_t row_begin, int64_t row_end);
-
-  /* normed[i] = rms_norm(x[i]) * norm: the first norm of a graph. normed, x: [n_rows][n_embd]; they may be the same. */
-  void (*norm)(float *normed, const float *x, const float *norm, float norm_eps, int64_t n_embd, int64_t row_begin,
-               int64_t row_end);
 } df2_dynconv_kernel;
 
 /* The best kernel for these CPU features (ops/common/cpu.h); never null. */

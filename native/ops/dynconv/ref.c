@@ -3,6 +3,7 @@
 
 #define DF2_ISA ref
 #include "ops/dynconv/tile.inc"
+#include "ops/norm/norm.h"
 
 void df2_dynconv_convolve_ref_f64(double *y, const float *x, const df2_dynconv_side *side,
                                   const df2_dynconv_shape *shape, int64_t row) {
@@ -18,17 +19,6 @@ void df2_dynconv_convolve_ref_f64(double *y, const float *x, const df2_dynconv_s
   }
 }
 
-static void rms_norm_f64(double *values, const float *weight, float eps, int64_t n) {
-  double squares = 0.0;
-  for (int64_t c = 0; c < n; ++c) {
-    squares += values[c] * values[c];
-  }
-  const double length = sqrt(squares / (double)n + (double)eps);
-  for (int64_t c = 0; c < n; ++c) {
-    values[c] = values[c] / length * (double)weight[c];
-  }
-}
-
 void df2_dynconv_finish_ref_f64(double *sum, double *normed, const float *x, const df2_dynconv_side *side,
                                 const df2_dynconv_shape *shape, const df2_dynconv_finish *finish, int64_t row) {
   const int64_t n = shape->n_embd;
@@ -40,11 +30,11 @@ void df2_dynconv_finish_ref_f64(double *sum, double *normed, const float *x, con
     }
   }
   if (finish->post_norm != NULL) {
-    rms_norm_f64(sum, finish->post_norm, finish->norm_eps, n);
+    df2_norm_ref_f64(sum, finish->post_norm, finish->norm_eps, n);
   }
   for (int64_t c = 0; c < n; ++c) {
     sum[c] = (double)finish->scale * ((double)finish->residual[row * n + c] + sum[c]);
     normed[c] = sum[c];
   }
-  rms_norm_f64(normed, finish->norm, finish->norm_eps, n);
+  df2_norm_ref_f64(normed, finish->norm, finish->norm_eps, n);
 }

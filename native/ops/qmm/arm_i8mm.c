@@ -12,9 +12,8 @@
 #define DF2_PREPARE prepare_pairs
 #define DF2_MULTIPLY_CODES multiply_pairs
 static void prepare_pairs(void *batch, const float *const *rows, int32_t n_rows, int64_t first_block,
-                          int64_t last_block, df2_qmm_codes kind, df2_qmm_scales scales, int32_t bias);
-static void multiply_pairs(float *sums, const uint8_t *tile, const uint8_t *batch, int32_t n_rows, int64_t n_in,
-                           df2_qmm_codes kind, df2_qmm_scales scale_kind, int32_t bias, v8 table);
+                          int64_t last_block, df2_qmm_packing how);
+static void multiply_pairs(df2_qmm_product of, df2_qmm_packing how);
 
 #include "ops/qmm/tile.inc"
 
@@ -32,13 +31,13 @@ typedef struct row_pair {
 } row_pair;
 
 DF2_INLINE void prepare_pairs(void *batch, const float *const *rows, int32_t n_rows, int64_t first_block,
-                              int64_t last_block, df2_qmm_codes kind, df2_qmm_scales scales, int32_t bias) {
-  if (df2_qmm_is_float(kind) || n_rows == 1) {
-    df2_qmm_prepare(batch, rows, n_rows, first_block, last_block, kind, scales, bias);
+                              int64_t last_block, df2_qmm_packing how) {
+  if (df2_qmm_is_float(how.codes) || n_rows == 1) {
+    df2_qmm_prepare(batch, rows, n_rows, first_block, last_block, how);
     return;
   }
   for (int64_t b = first_block; b < last_block; ++b) {
-    uint8_t *block = (uint8_t *)batch + b * df2_qmm_batch_block_bytes(kind, n_rows);
+    uint8_t *block = (uint8_t *)batch + b * df2_qmm_batch_block_bytes(how.codes, n_rows);
     for (int32_t r = 0; r < n_rows; r += 2, block += 96) {
       const int32_t n = r + 1 < n_rows ? 2 : 1;
       float *floats = (float *)(void *)(block + 32 * n);
@@ -48,9 +47,9 @@ DF2_INLINE void prepare_pairs(void *batch, const float *const *rows, int32_t n_r
         int32_t sums[2];
         floats[i] = quantize_block_neon(codes, sums, rows[r + i] + b * DF2_QMM_BLOCK);
         floats[n + i] = floats[i] * (float)(sums[0] + sums[1]);
-        const bool has_halves = scales == DF2_SCALES_K_HALVES;
-        start[i] = -bias * (has_halves ? sums[0] : sums[0] + sums[1]);
-        start[n + i] = has_halves ? -bias * sums[1] : 0;
+        const bool has_halves = how.scales == DF2_SCALES_K_HALVES;
+        start[i] = -how.bias * (has_halves ? sums[0] : sums[0] + sums[1]);
+        start[n + i] = has_halves ? -how.bias * sums[1] : 0;
         for (int p = 0; p < N_STEPS; ++p) {
           memcpy(block + 8 * (p * n + i), codes + 8 * p, 8);
         }
@@ -165,40 +164,41 @@ DF2_INLINE void separate_rows(float *out, const float *pairs, bool has_second) {
   }
 }
 
-DF2_INLINE void multiply_pairs(float *sums, const uint8_t *tile, const uint8_t *batch, int32_t n_rows, int64_t n_in,
-                               df2_qmm_codes kind, df2_qmm_scales scale_kind, int32_t bias, v8 table) {
-  if (n_rows == 1) {
-    multiply_codes(sums, tile, batch, n_rows, n_in, kind, scale_kind, bias, table);
+DF2_INLINE void multiply_pairs(df2_qmm_product of, df2_qmm_packing how) {
+  if (of.n_rows == 1) {
+    multiply_codes(of, how);
     return;
   }
-  const int64_t n_blocks = n_in / DF2_QMM_BLOCK;
-  const uint8_t *first = tile;
-  const uint8_t *scales = tile + n_blocks * df2_qmm_code_bytes(kind);
+  const int64_t n_blocks = of.n_in / DF2_QMM_BLOCK;
+  const int32_t n_rows = of.n_rows;
+  const uint8_t *codes = of.tile, *batch = of.batch;
+  const uint8_t *scales = codes + n_blocks * df2_qmm_code_bytes(how.codes);
+  const v8 table = v8_table(df2_qmm_table(how.codes));
   /* not in the caller's sums: an odd last row has no room there for its pair */
   float pairs[DF2_QMM_BATCH * DF2_QMM_TILE];
   memset(pairs, 0, (size_t)(n_rows + 1) / 2 * 2 * DF2_QMM_TILE * sizeof(float));
   for (int64_t b = 0; b < n_blocks; ++b) {
-    prefetch_ahead(first, b, n_blocks, kind, scale_kind);
+    prefetch_ahead(of.tile, b, n_blocks, how);
     for (int lane = 0; lane < DF2_QMM_TILE; lane += DF2_LANES) {
       v8 w[8];
       pair weights[N_STEPS][N_PAIRS];
       factors f;
-      unpack(w, kind, tile + 4 * lane, table);
+      unpack(w, how.codes, codes + 4 * lane, table);
       pair_outputs(weights, w);
-      load_factors(&f, scale_kind, scales, b, lane);
+      load_factors(&f, how.scales, scales, b, lane);
       const uint8_t *x = batch;
       float *out = pairs + 2 * lane;
       for (int32_t r = 1; r < n_rows; r += 2, x += 96, out += 2 * DF2_QMM_TILE) {
-        add_block(out, load_pair(x), weights, &f, bias != 0, scale_kind);
+        add_block(out, load_pair(x), weights, &f, how.bias != 0, how.scales);
       }
       if (n_rows % 2 != 0) {
-        add_block(out, load_single(x), weights, &f, bias != 0, scale_kind);
+        add_block(out, load_single(x), weights, &f, how.bias != 0, how.scales);
       }
     }
-    tile += df2_qmm_code_bytes(kind);
+    codes += df2_qmm_code_bytes(how.codes);
     batch += 48 * n_rows;
   }
   for (int32_t r = 0; r < n_rows; r += 2) {
-    separate_rows(sums + r * DF2_QMM_TILE, pairs + r * DF2_QMM_TILE, r + 1 < n_rows);
+    separate_rows(of.sums + r * DF2_QMM_TILE, pairs + r * DF2_QMM_TILE, r + 1 < n_rows);
   }
 }

@@ -328,18 +328,15 @@ INLINE void multiply_parts(part *p, df2_qmm_codes codes, df2_qmm_scales scales, 
 }
 
 /* What luti4 turns nibbles into: the lowest bytes of 16 words. */
-INLINE void fill_table(int32_t table[16], df2_qmm_type type, int bias) {
-  static const int8_t iq4[16] = DF2_QMM_TABLE_IQ4;
-  static const int8_t mxfp4[16] = DF2_QMM_TABLE_MXFP4;
+INLINE void fill_table(int32_t table[16], df2_qmm_codes codes, int bias) {
   for (int i = 0; i < 16; ++i) {
-    const bool has_table = df2_qmm_formats[type].codes == DF2_CODES_4_TABLE;
-    table[i] = !has_table ? i - bias : type == DF2_QMM_MXFP4 ? mxfp4[i] : iq4[i];
+    table[i] = df2_qmm_is_looked_up(codes) ? df2_qmm_table(codes)[i] : i - bias;
   }
 }
 
 /* The streaming part is a function of its own, called from one that is not streaming: compilers get the mode changes
  * around a call right, but not all of them those inside a __arm_locally_streaming function. */
-#define DF2_ROW(type, name, codes, scales, bias, granularity, bytes)                                                   \
+#define DF2_QMM_FORMAT(type, name, codes, scales, bias, ...)                                                           \
   static void prepare_##name##_sme2(void *batch, const float *const *rows, int32_t n_rows, int64_t first,              \
                                     int64_t last) {                                                                    \
     if (n_rows < LEAST_ROWS) {                                                                                         \
@@ -353,7 +350,7 @@ INLINE void fill_table(int32_t table[16], df2_qmm_type type, int bias) {
   }                                                                                                                    \
   __arm_new("za") __arm_new("zt0") static __attribute__((noinline)) void start_##name##_sme2(part *p) {                \
     int32_t table[16];                                                                                                 \
-    fill_table(table, DF2_QMM_##type, bias);                                                                           \
+    fill_table(table, codes, bias);                                                                                    \
     svldr_zt(0, table);                                                                                                \
     stream_##name##_sme2(p);                                                                                           \
   }                                                                                                                    \
@@ -366,12 +363,12 @@ INLINE void fill_table(int32_t table[16], df2_qmm_type type, int bias) {
       start_##name##_sme2(&(part){sums, tile, tile_scales, batch, n_blocks, n_rows, 0, 0});                            \
     }                                                                                                                  \
   }
-DF2_QMM_FORMATS(DF2_ROW)
-#undef DF2_ROW
+#include "ops/qmm/formats.inc"
+#undef DF2_QMM_FORMAT
 
 const df2_qmm_kernel df2_qmm_kernels_sme2[DF2_QMM_N_TYPES] = {
-#define DF2_ROW(type, name, codes, scales, bias, granularity, bytes) \
-  {"sme2", DF2_QMM_##type, prepare_##name##_sme2, multiply_##name##_sme2},
-    DF2_QMM_FORMATS(DF2_ROW)
-#undef DF2_ROW
+#define DF2_QMM_FORMAT(type, name, codes, scales, bias, ...) \
+  [DF2_QMM_##type] = {"sme2", DF2_QMM_##type, prepare_##name##_sme2, multiply_##name##_sme2},
+#include "ops/qmm/formats.inc"
+#undef DF2_QMM_FORMAT
 };

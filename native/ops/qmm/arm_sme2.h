@@ -12,7 +12,7 @@
 
 /* Whether nibbles are looked up in ZT0, with the bias taken off by the table. */
 static inline bool df2_sme2_is_looked_up(df2_qmm_codes kind) {
-  return kind == DF2_CODES_4 || kind == DF2_CODES_4_TABLE;
+  return kind == DF2_CODES_4 || df2_qmm_is_looked_up(kind);
 }
 
 /* The input (0..31) in byte i of a row's lane in a vector. luti4 puts the low and the high nibble of a byte side by

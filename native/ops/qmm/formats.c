@@ -3,13 +3,11 @@
 #include <string.h>
 
 const df2_qmm_format df2_qmm_formats[DF2_QMM_N_TYPES] = {
-#define DF2_ROW(type, name, codes, scales, bias, granularity, bytes) {#name, codes, scales, bias, granularity, bytes},
-    DF2_QMM_FORMATS(DF2_ROW)
-#undef DF2_ROW
+#define DF2_QMM_FORMAT(type, name, codes, scales, bias, n_weights, n_bytes, layout, scale_at) \
+  [DF2_QMM_##type] = {#name, codes, scales, bias, n_weights, n_bytes, scale_at},
+#include "ops/qmm/formats.inc"
+#undef DF2_QMM_FORMAT
 };
-
-const int8_t df2_qmm_table_iq4[16] = DF2_QMM_TABLE_IQ4;
-const int8_t df2_qmm_table_mxfp4[16] = DF2_QMM_TABLE_MXFP4;
 
 const char *df2_qmm_type_name(df2_qmm_type type) {
   return df2_qmm_formats[type].name;

@@ -1,4 +1,4 @@
-/* How each type is packed. Private to this folder.
+/* How each type is packed. For this folder, and for tests and benchmarks that make weights.
  *
  * A tile holds, for each block of 32 inputs, the codes of its 16 outputs; then, block after block again, their scales.
  * Codes come in vectors of 64 bytes: 16 outputs x 4 consecutive inputs (a group), output-major, so that a 32-bit lane
@@ -9,13 +9,14 @@
 #include "ops/qmm/qmm.h"
 
 typedef enum df2_qmm_codes {
-  DF2_CODES_4,       /* 4 vectors: vector j has group j in its low nibbles, group j + 4 in its high ones */
-  DF2_CODES_4_TABLE, /* the same, each nibble an index into a table of signed values */
-  DF2_CODES_5,       /* as CODES_4, then a vector whose bit g is the fifth bit of group g */
-  DF2_CODES_6,       /* as CODES_4, then two vectors: bits 2 (g % 4) of vector g / 4 are group g's upper two */
-  DF2_CODES_3,       /* two vectors with the lower two bits, laid out as CODES_6's upper; one as CODES_5's */
-  DF2_CODES_8,       /* 8 vectors of signed bytes */
-  DF2_CODES_F16,     /* 32 rows of 16 values: input-major */
+  DF2_CODES_4,   /* 4 vectors: vector j has group j in its low nibbles, group j + 4 in its high ones */
+  DF2_CODES_IQ4, /* the same, each nibble an index into DF2_QMM_TABLE_IQ4 */
+  DF2_CODES_FP4, /* the same, into DF2_QMM_TABLE_FP4 */
+  DF2_CODES_5,   /* as CODES_4, then a vector whose bit g is the fifth bit of group g */
+  DF2_CODES_6,   /* as CODES_4, then two vectors: bits 2 (g % 4) of vector g / 4 are group g's upper two */
+  DF2_CODES_3,   /* two vectors with the lower two bits, laid out as CODES_6's upper; one as CODES_5's */
+  DF2_CODES_8,   /* 8 vectors of signed bytes */
+  DF2_CODES_F16, /* 32 rows of 16 values: input-major */
   DF2_CODES_BF16,
   DF2_CODES_F32
 } df2_qmm_codes;
@@ -30,42 +31,38 @@ typedef enum df2_qmm_scales {
   DF2_SCALES_NONE      /* float types */
 } df2_qmm_scales;
 
-/* type, name, codes, scales, bias, weights in one of ggml's blocks, bytes of such a block.
- * A weight is (code - bias) * scale + minimum. Adding a type: a line here, its unpacking from ggml in pack.c, and, if
- * its codes or scales are of a new kind, a branch in tile.inc, ref.c and arm_sme2.c. */
-#define DF2_QMM_FORMATS(X)                                               \
-  X(Q4_0, q4_0, DF2_CODES_4, DF2_SCALES_F16, 8, 32, 18)                  \
-  X(Q4_1, q4_1, DF2_CODES_4, DF2_SCALES_F16_MIN, 0, 32, 20)              \
-  X(Q5_0, q5_0, DF2_CODES_5, DF2_SCALES_F16, 16, 32, 22)                 \
-  X(Q5_1, q5_1, DF2_CODES_5, DF2_SCALES_F16_MIN, 0, 32, 24)              \
-  X(Q8_0, q8_0, DF2_CODES_8, DF2_SCALES_F16, 0, 32, 34)                  \
-  X(Q3_K, q3_K, DF2_CODES_3, DF2_SCALES_K_HALVES, 4, 256, 110)           \
-  X(Q4_K, q4_K, DF2_CODES_4, DF2_SCALES_K_MIN, 0, 256, 144)              \
-  X(Q5_K, q5_K, DF2_CODES_5, DF2_SCALES_K_MIN, 0, 256, 176)              \
-  X(Q6_K, q6_K, DF2_CODES_6, DF2_SCALES_K_HALVES, 32, 256, 210)          \
-  X(IQ4_NL, iq4_nl, DF2_CODES_4_TABLE, DF2_SCALES_F16, 0, 32, 18)        \
-  X(IQ4_XS, iq4_xs, DF2_CODES_4_TABLE, DF2_SCALES_K_SIGNED, 0, 256, 136) \
-  X(MXFP4, mxfp4, DF2_CODES_4_TABLE, DF2_SCALES_E8M0, 0, 32, 17)         \
-  X(F16, f16, DF2_CODES_F16, DF2_SCALES_NONE, 0, 32, 64)                 \
-  X(BF16, bf16, DF2_CODES_BF16, DF2_SCALES_NONE, 0, 32, 64)              \
-  X(F32, f32, DF2_CODES_F32, DF2_SCALES_NONE, 0, 32, 128)
-
+/* A row of formats.inc. A weight is (code - bias) * scale + minimum. */
 typedef struct df2_qmm_format {
   const char *name;
   df2_qmm_codes codes;
   df2_qmm_scales scales;
   int32_t bias;
-  int32_t granularity;
-  int32_t granule_bytes;
+  int32_t granularity;   /* weights in one of ggml's blocks */
+  int32_t granule_bytes; /* of such a block */
+  int32_t scale_at;      /* where its f16 scale is, and then its minimum; or its exponent */
 } df2_qmm_format;
 
 extern const df2_qmm_format df2_qmm_formats[DF2_QMM_N_TYPES];
 
-/* The 16 values that the nibbles of iq4_nl and iq4_xs, and of mxfp4 (doubled, hence 2^(e - 128)), stand for. */
+/* What a kernel has to know of a format; constants, once it is compiled. */
+typedef struct df2_qmm_packing {
+  df2_qmm_codes codes;
+  df2_qmm_scales scales;
+  int32_t bias;
+} df2_qmm_packing;
+
+/* A kernel's task: sums = tile * batch (qmm.h). */
+typedef struct df2_qmm_product {
+  float *sums;
+  const uint8_t *tile;
+  const uint8_t *batch;
+  int32_t n_rows;
+  int64_t n_in;
+} df2_qmm_product;
+
+/* The 16 values that nibbles stand for: ggml's own, and floats of 4 bits, doubled (hence 2^(e - 128)). */
 #define DF2_QMM_TABLE_IQ4 {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}
-#define DF2_QMM_TABLE_MXFP4 {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}
-extern const int8_t df2_qmm_table_iq4[16];
-extern const int8_t df2_qmm_table_mxfp4[16];
+#define DF2_QMM_TABLE_FP4 {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}
 
 /* The layout functions are inline so that kernels fold them to constants. */
 
@@ -73,9 +70,20 @@ static inline bool df2_qmm_is_float(df2_qmm_codes codes) {
   return codes == DF2_CODES_F16 || codes == DF2_CODES_BF16 || codes == DF2_CODES_F32;
 }
 
+static inline bool df2_qmm_is_looked_up(df2_qmm_codes codes) {
+  return codes == DF2_CODES_IQ4 || codes == DF2_CODES_FP4;
+}
+
+/* The table of codes that are looked up; any other's is not read. */
+static inline const int8_t *df2_qmm_table(df2_qmm_codes codes) {
+  static const int8_t iq4[16] = DF2_QMM_TABLE_IQ4;
+  static const int8_t fp4[16] = DF2_QMM_TABLE_FP4;
+  return codes == DF2_CODES_FP4 ? fp4 : iq4;
+}
+
 /* Whether codes are signed bytes, rather than unsigned ones of at most 6 bits. */
 static inline bool df2_qmm_is_signed(df2_qmm_codes codes) {
-  return codes == DF2_CODES_8 || codes == DF2_CODES_4_TABLE;
+  return codes == DF2_CODES_8 || df2_qmm_is_looked_up(codes);
 }
 
 static inline bool df2_qmm_has_minima(df2_qmm_scales scales) {
@@ -86,7 +94,8 @@ static inline bool df2_qmm_has_minima(df2_qmm_scales scales) {
 static inline int64_t df2_qmm_code_bytes(df2_qmm_codes codes) {
   switch (codes) {
     case DF2_CODES_4:
-    case DF2_CODES_4_TABLE:
+    case DF2_CODES_IQ4:
+    case DF2_CODES_FP4:
       return 4 * 64;
     case DF2_CODES_5:
       return 5 * 64;

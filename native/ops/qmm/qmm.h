@@ -34,23 +34,11 @@ extern "C" {
 #define DF2_QMM_BATCH 16 /* activation rows in a batch, at most */
 #define DF2_QMM_BLOCK 32 /* inputs that share an activation scale */
 
-/* The types of ggml that have kernels, by ggml's names. */
+/* The types of ggml that have kernels: DF2_QMM_Q4_0, ..., one for each row of formats.inc. */
 typedef enum df2_qmm_type {
-  DF2_QMM_Q4_0,
-  DF2_QMM_Q4_1,
-  DF2_QMM_Q5_0,
-  DF2_QMM_Q5_1,
-  DF2_QMM_Q8_0,
-  DF2_QMM_Q3_K,
-  DF2_QMM_Q4_K,
-  DF2_QMM_Q5_K,
-  DF2_QMM_Q6_K,
-  DF2_QMM_IQ4_NL,
-  DF2_QMM_IQ4_XS,
-  DF2_QMM_MXFP4,
-  DF2_QMM_F16,
-  DF2_QMM_BF16,
-  DF2_QMM_F32,
+#define DF2_QMM_FORMAT(type, ...) DF2_QMM_##type,
+#include "ops/qmm/formats.inc"
+#undef DF2_QMM_FORMAT
   DF2_QMM_N_TYPES
 } df2_qmm_type;
 

@@ -7,13 +7,14 @@
 #include "ops/qmm/prepare.inc"
 
 /* Input i (0..31) of output o, as an integer. vectors: the block's codes. */
-static int32_t code_at(const df2_qmm_format *format, const int8_t *table, const uint8_t *vectors, int o, int i) {
+static int32_t code_at(const df2_qmm_format *format, const uint8_t *vectors, int o, int i) {
   const int g = i / 4;
   const int byte = 4 * o + i % 4;
   const int nibble = vectors[64 * (g % 4) + byte] >> 4 * (g / 4) & 0x0f;
   switch (format->codes) {
-    case DF2_CODES_4_TABLE:
-      return table[nibble];
+    case DF2_CODES_IQ4:
+    case DF2_CODES_FP4:
+      return df2_qmm_table(format->codes)[nibble];
     case DF2_CODES_5:
       return (nibble | (vectors[256 + byte] >> g & 1) << 4) - format->bias;
     case DF2_CODES_6:
@@ -61,7 +62,6 @@ static void scales_at(float scale[2], float *minimum, df2_qmm_scales kind, const
 static float quantised_sum(df2_qmm_type type, const uint8_t *tile, const uint8_t *batch, int o, int32_t r,
                            int32_t n_rows, int64_t n_blocks) {
   const df2_qmm_format *format = &df2_qmm_formats[type];
-  const int8_t *table = type == DF2_QMM_MXFP4 ? df2_qmm_table_mxfp4 : df2_qmm_table_iq4;
   const int64_t code_bytes = df2_qmm_code_bytes(format->codes);
   const int64_t block_bytes = df2_qmm_batch_block_bytes(format->codes, n_rows);
   float sum = 0.0f;
@@ -73,7 +73,7 @@ static float quantised_sum(df2_qmm_type type, const uint8_t *tile, const uint8_t
     memcpy(&scaled_sum, block + n_rows * 36 + r * 4, 4);
     int32_t halves[2] = {0, 0};
     for (int i = 0; i < DF2_QMM_BLOCK; ++i) {
-      halves[i / 16] += code_at(format, table, tile + b * code_bytes, o, i) * x[i];
+      halves[i / 16] += code_at(format, tile + b * code_bytes, o, i) * x[i];
     }
     float scale[2], minimum;
     scales_at(scale, &minimum, format->scales, tile + n_blocks * code_bytes, b, o);
@@ -119,19 +119,19 @@ static void multiply(df2_qmm_type type, float *sums, const uint8_t *tile, const 
   }
 }
 
-#define DF2_ROW(type, name, codes, scales, bias, granularity, bytes)                                               \
+#define DF2_QMM_FORMAT(type, name, codes, scales, bias, ...)                                                       \
   static void prepare_##name(void *batch, const float *const *rows, int32_t n_rows, int64_t first, int64_t last) { \
-    df2_qmm_prepare(batch, rows, n_rows, first, last, codes, scales, bias);                                        \
+    df2_qmm_prepare(batch, rows, n_rows, first, last, (df2_qmm_packing){codes, scales, bias});                     \
   }                                                                                                                \
   static void multiply_##name(float *sums, const void *tile, const void *batch, int32_t n_rows, int64_t n_in) {    \
     multiply(DF2_QMM_##type, sums, tile, batch, n_rows, n_in);                                                     \
   }
-DF2_QMM_FORMATS(DF2_ROW)
-#undef DF2_ROW
+#include "ops/qmm/formats.inc"
+#undef DF2_QMM_FORMAT
 
 const df2_qmm_kernel df2_qmm_kernels_ref[DF2_QMM_N_TYPES] = {
-#define DF2_ROW(type, name, codes, scales, bias, granularity, bytes) \
-  {"ref", DF2_QMM_##type, prepare_##name, multiply_##name},
-    DF2_QMM_FORMATS(DF2_ROW)
-#undef DF2_ROW
+#define DF2_QMM_FORMAT(type, name, codes, scales, bias, ...) \
+  [DF2_QMM_##type] = {"ref", DF2_QMM_##type, prepare_##name, multiply_##name},
+#include "ops/qmm/formats.inc"
+#undef DF2_QMM_FORMAT
 };

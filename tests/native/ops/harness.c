@@ -12,15 +12,16 @@
 
 #define MAX_MESSAGES 20
 
-static char current_case[256] = "start";
+static char current_case[256]; /* empty: none was named yet */
 static int64_t n_checks;
 static int64_t n_failures;
 
 static void on_crash(int number) {
-  static const char text[] = "crashed in: ";
+  static const char text[] = "crashed in: ", start[] = "start";
   /* nothing to do if a write fails */
   ssize_t ignored = write(STDERR_FILENO, text, sizeof text - 1);
-  ignored += write(STDERR_FILENO, current_case, strlen(current_case));
+  const char *name = *current_case != '\0' ? current_case : start;
+  ignored += write(STDERR_FILENO, name, strlen(name));
   ignored += write(STDERR_FILENO, "\n", 1);
   (void)ignored;
   signal(number, SIG_DFL);
@@ -84,7 +85,7 @@ bool test_check(bool condition, const char *format, ...) {
   if (!condition && ++n_failures <= MAX_MESSAGES) {
     va_list arguments;
     va_start(arguments, format);
-    fprintf(stderr, "%s: ", current_case);
+    fprintf(stderr, "%s%s", current_case, *current_case != '\0' ? ": " : "");
     vfprintf(stderr, format, arguments);
     fprintf(stderr, "%s\n", n_failures == MAX_MESSAGES ? " (no more messages)" : "");
     va_end(arguments);

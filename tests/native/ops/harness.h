@@ -1,11 +1,13 @@
-/* What the tests of native/ops share: options, seeded random numbers, guarded memory, checks that go on after a
- * failure. Plain C without llama.cpp, so that the tests can be cross-compiled and run under an emulator. */
+/* What the tests of native/ops share: checks, options, seeded random numbers, guarded memory. Plain C without
+ * llama.cpp, so that the tests can be cross-compiled and run under an emulator. */
 #ifndef DF2_TESTS_OPS_HARNESS_H
 #define DF2_TESTS_OPS_HARNESS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "checks.h"
 
 typedef struct test_options {
   uint64_t seed;
@@ -17,15 +19,6 @@ typedef struct test_options {
 /* Reads --seed N, --quick, --dispatch and --isa NAME, and prints the seed; exits on anything else. Also makes crashes
  * (a bad address, an illegal instruction) print the case that was being tested. */
 void test_start(test_options *options, int argc, char **argv);
-
-/* Prints "<name>: passed" or FAILED; the exit status. */
-int test_finish(const char *name);
-
-/* Names what is tested from here on, for the messages of failures and crashes. */
-void test_case(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-/* Counts a failure and prints it, the first few times, if the condition does not hold. Returns the condition. */
-bool test_check(bool condition, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---------------------------------------------------------------------------------------------- random numbers */
 

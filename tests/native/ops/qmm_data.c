@@ -3,20 +3,9 @@
 #include <math.h>
 #include <string.h>
 
-enum { ZEROS, DENORMALS, HUGE_VALUES, WITH_NAN, WITH_INFINITY, WITH_BOTH, TIES, NEGLIGIBLE, NEGATIVE_ZEROS, EXTREMES };
+#include "ops/qmm/formats.h"
 
-/* ggml's blocks: their size, and where their f16 scales are. */
-static const struct {
-  int32_t bytes;
-  int32_t n_scales;
-  int32_t scale_at[2];
-} blocks[DF2_QMM_N_TYPES] = {
-    [DF2_QMM_Q4_0] = {18, 1, {0}},     [DF2_QMM_Q4_1] = {20, 2, {0, 2}},  [DF2_QMM_Q5_0] = {22, 1, {0}},
-    [DF2_QMM_Q5_1] = {24, 2, {0, 2}},  [DF2_QMM_Q8_0] = {34, 1, {0}},     [DF2_QMM_Q3_K] = {110, 1, {108}},
-    [DF2_QMM_Q4_K] = {144, 2, {0, 2}}, [DF2_QMM_Q5_K] = {176, 2, {0, 2}}, [DF2_QMM_Q6_K] = {210, 1, {208}},
-    [DF2_QMM_IQ4_NL] = {18, 1, {0}},   [DF2_QMM_IQ4_XS] = {136, 1, {0}},  [DF2_QMM_MXFP4] = {17, 0, {0}},
-    [DF2_QMM_F16] = {2, 0, {0}},       [DF2_QMM_BF16] = {2, 0, {0}},      [DF2_QMM_F32] = {4, 0, {0}},
-};
+enum { ZEROS, DENORMALS, HUGE_VALUES, WITH_NAN, WITH_INFINITY, WITH_BOTH, TIES, NEGLIGIBLE, NEGATIVE_ZEROS, EXTREMES };
 
 static void write_u16(uint8_t *bytes, uint32_t value) {
   bytes[0] = (uint8_t)value;
@@ -59,10 +48,33 @@ static uint32_t scale_bits(test_random *random, int n_exponent_bits, int n_fract
   return ordinary(random, n_exponent_bits, n_fraction_bits, 9);
 }
 
+/* Replaces the scales of one of ggml's blocks, or a float. */
+static void write_scales(test_random *random, uint8_t *block, const df2_qmm_format *format, bool is_special) {
+  uint8_t *scale = block + format->scale_at;
+  if (format->codes == DF2_CODES_F32) {
+    const uint32_t bits = scale_bits(random, 8, 23, is_special);
+    write_u16(block, bits);
+    write_u16(block + 2, bits >> 16);
+  } else if (format->codes == DF2_CODES_BF16) {
+    write_u16(block, scale_bits(random, 8, 7, is_special));
+  } else if (format->scales == DF2_SCALES_E8M0) {
+    *scale = (uint8_t)(is_special && test_random_below(random, 64) == 0 ? 255 * test_random_below(random, 2)
+                                                                        : 118 + test_random_below(random, 12));
+  } else {
+    write_u16(scale, scale_bits(random, 5, 10, is_special));
+    if (df2_qmm_has_minima(format->scales)) {
+      write_u16(scale + 2, scale_bits(random, 5, 10, is_special));
+    }
+  }
+}
+
 void qmm_random_weights(test_random *random, uint8_t *weights, df2_qmm_type type, int64_t n_out, int64_t n_in,
                         bool is_special) {
+  const df2_qmm_format *format = &df2_qmm_formats[type];
   const size_t n_bytes = (size_t)n_out * df2_qmm_row_bytes(type, n_in);
-  const size_t block_bytes = (size_t)blocks[type].bytes;
+  /* of floats, each is a block */
+  const size_t n_per_block = df2_qmm_is_float(format->codes) ? (size_t)format->granularity : 1;
+  const size_t block_bytes = (size_t)format->granule_bytes / n_per_block;
   test_random_bytes(random, weights, n_bytes);
   for (uint8_t *block = weights; block < weights + n_bytes; block += block_bytes) {
     if (is_special && test_random_below(random, 4) == 0) {
@@ -70,28 +82,7 @@ void qmm_random_weights(test_random *random, uint8_t *weights, df2_qmm_type type
       static const uint8_t extremes[4] = {0x00, 0xff, 0x80, 0x7f};
       memset(block, extremes[test_random_below(random, 4)], block_bytes);
     }
-    switch (type) {
-      case DF2_QMM_MXFP4:
-        block[0] = (uint8_t)(is_special && test_random_below(random, 64) == 0 ? 255 * test_random_below(random, 2)
-                                                                              : 118 + test_random_below(random, 12));
-        break;
-      case DF2_QMM_F16:
-        write_u16(block, scale_bits(random, 5, 10, is_special));
-        break;
-      case DF2_QMM_BF16:
-        write_u16(block, scale_bits(random, 8, 7, is_special));
-        break;
-      case DF2_QMM_F32: {
-        const uint32_t bits = scale_bits(random, 8, 23, is_special);
-        write_u16(block, bits);
-        write_u16(block + 2, bits >> 16);
-        break;
-      }
-      default:
-        for (int i = 0; i < blocks[type].n_scales; ++i) {
-          write_u16(block + blocks[type].scale_at[i], scale_bits(random, 5, 10, is_special));
-        }
-    }
+    write_scales(random, block, format, is_special);
   }
 }
 

@@ -18,7 +18,7 @@
 /* Of all rows of a problem. */
 typedef struct results {
   int64_t n; /* floats of each */
-  float *convolved, *sum, *normed, *first_normed;
+  float *convolved, *sum, *normed;
 } results;
 
 typedef struct call {
@@ -46,11 +46,6 @@ static void finish(void *context) {
   c->kernel->finish(c->out, c->normed, c->x, side, &c->problem->shape, &c->finish, c->row_begin, c->row_end);
 }
 
-static void norm(void *context) {
-  const call *c = context;
-  c->kernel->norm(c->out, c->x, c->finish.norm, c->finish.norm_eps, c->problem->shape.n_embd, c->row_begin, c->row_end);
-}
-
 static void watched(void (*body)(void *), call *c, const char *name) {
   const char *broken = test_watched_call(body, c, has_sme);
   test_check(broken == NULL, "%s: %s", name, broken);
@@ -60,10 +55,9 @@ static void watched(void (*body)(void *), call *c, const char *name) {
 
 static results results_new(const dynconv_problem *p) {
   results r = {.n = p->n_rows * p->shape.n_embd};
-  r.convolved = malloc((size_t)(4 * r.n) * sizeof(float));
+  r.convolved = malloc((size_t)(3 * r.n) * sizeof(float));
   r.sum = r.convolved + r.n;
   r.normed = r.sum + r.n;
-  r.first_normed = r.normed + r.n;
   return r;
 }
 
@@ -116,7 +110,7 @@ static void take_replaced(float *results, const call *c, test_buffer *input, con
 }
 
 /* Runs a kernel on rows [begin, end), on inputs that hold nothing but what these rows may depend on. in_place: sums
- * replace the residual, and normed rows x. */
+ * replace the residual. */
 static void compute(const results *r, const df2_dynconv_kernel *kernel, const dynconv_problem *p, int64_t begin,
                     int64_t end, bool in_place) {
   const int64_t n_embd = p->shape.n_embd, stride = p->side.delta_stride;
@@ -149,17 +143,6 @@ static void compute(const results *r, const df2_dynconv_kernel *kernel, const dy
     take_rows(r->sum, &c, &output, "finish: sum");
   }
   take_rows(r->normed, &c, &second, "finish: normed");
-
-  output = outputs_new(r);
-  c.x = floats_of(&rows);
-  c.out = in_place ? floats_of(&rows) : floats_of(&output);
-  watched(norm, &c, "norm");
-  if (in_place) {
-    take_replaced(r->first_normed, &c, &rows, "norm");
-    test_buffer_free(&output);
-  } else {
-    take_rows(r->first_normed, &c, &output, "norm");
-  }
   test_buffer_free(&seen);
   test_buffer_free(&rows);
   test_buffer_free(&residual);
@@ -177,7 +160,6 @@ static void compare(const results *found, const results *expected, const dynconv
   compare_values(found->convolved, expected->convolved, found, p, "convolve");
   compare_values(found->sum, expected->sum, found, p, "finish: sum");
   compare_values(found->normed, expected->normed, found, p, "finish: normed");
-  compare_values(found->first_normed, expected->first_normed, found, p, "norm");
 }
 
 /* --------------------------------------------------------------------------------------------------------- kernels */
@@ -296,7 +278,7 @@ static void check_kernels(const test_options *options, const dynconv_problem *p,
     compute(&found, kernel, p, 0, p->n_rows, false);
     compare(&found, expected, p);
     const int64_t split = (int64_t)test_random_below(random, (uint32_t)p->n_rows + 1);
-    memset(found.convolved, 0xff, (size_t)(4 * found.n) * sizeof(float));
+    memset(found.convolved, 0xff, (size_t)(3 * found.n) * sizeof(float));
     compute(&found, kernel, p, split, p->n_rows, true);
     compute(&found, kernel, p, 0, split, true);
     compare(&found, expected, p);
@@ -319,7 +301,7 @@ static void check_problem(const test_options *options, const dynconv_problem *p,
   for (int64_t row = 0; row < p->n_rows; ++row) {
     check_row(p, &expected, row);
   }
-  checksum = test_checksum(checksum, expected.convolved, 4 * expected.n);
+  checksum = test_checksum(checksum, expected.convolved, 3 * expected.n);
   check_kernels(options, p, &expected, random, "random");
   test_check(hash_problem(p) == hash, "a kernel wrote to its input");
   results_free(&expected);
@@ -411,16 +393,15 @@ static void check_signs(const test_options *options, const df2_dynconv_shape *sh
     const df2_dynconv_kernel *kernel = df2_dynconv_kernel_at(i, &features);
     name_case(kernel->isa, &p, "signs");
     compute(&found, kernel, &p, 0, SPECIAL_ROWS, false);
-    int64_t n_wrong[4] = {0};
+    int64_t n_wrong[3] = {0};
     for (int64_t at = 0; at < found.n; ++at) {
       const float normed = p.x[at] / 2.0f * p.finish.norm[at % shape->n_embd];
       n_wrong[0] += found.convolved[at] != p.x[at];
       n_wrong[1] += found.sum[at] != p.x[at]; /* 0.5 (1 + 3), with its sign */
       n_wrong[2] += found.normed[at] != normed;
-      n_wrong[3] += found.first_normed[at] != normed;
     }
-    test_check(n_wrong[0] + n_wrong[1] + n_wrong[2] + n_wrong[3] == 0, "%d, %d, %d, %d wrong values", (int)n_wrong[0],
-               (int)n_wrong[1], (int)n_wrong[2], (int)n_wrong[3]);
+    test_check(n_wrong[0] + n_wrong[1] + n_wrong[2] == 0, "%d, %d, %d wrong values", (int)n_wrong[0], (int)n_wrong[1],
+               (int)n_wrong[2]);
   }
   results_free(&found);
   dynconv_problem_free(&p);
@@ -443,7 +424,6 @@ static void check_nan(const test_options *options, const df2_dynconv_shape *shap
     n_wrong += isnan(expected.convolved[at]) != is_nan || (!is_nan && expected.convolved[at] != clean.convolved[at]);
     n_wrong += isnan(expected.sum[at]) != (p.finish.post_norm != NULL ? sees_it : is_nan);
     n_wrong += isnan(expected.normed[at]) != sees_it || (!sees_it && expected.normed[at] != clean.normed[at]);
-    n_wrong += isnan(expected.first_normed[at]) != (i == row);
   }
   test_check(n_wrong == 0, "row %d, channel %d: %d values are NaN or are not, or differ", (int)row, (int)channel,
              (int)n_wrong);
@@ -490,7 +470,7 @@ static void check_underflow(const test_options *options, const df2_dynconv_shape
   name_case("ref", &p, "underflow");
   int64_t n_wrong = 0;
   for (int64_t i = 0; i < expected.n; ++i) {
-    n_wrong += value == 0.0f ? !isnan(expected.first_normed[i]) : !isinf(expected.first_normed[i]);
+    n_wrong += value == 0.0f ? !isnan(expected.sum[i]) : !isinf(expected.sum[i]);
   }
   test_check(n_wrong == 0, "%g: %d values", (double)value, (int)n_wrong);
   check_kernels(options, &p, &expected, &random, "underflow");

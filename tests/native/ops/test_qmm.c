@@ -6,12 +6,11 @@
 #include <string.h>
 
 #include "harness.h"
+#include "isas.h"
 #include "ops/common/cpu.h"
-#include "ops/qmm/qmm.h"
+#include "ops/qmm/formats.h"
 #include "qmm_data.h"
 #include "watch.h"
-
-#define MAX_ISAS 16
 
 typedef struct shape {
   int64_t n_in, n_out;
@@ -166,7 +165,7 @@ static void compute_expected(problem *p) {
 
 /* What qmm.h says about rows with NaN or infinity, and that the others are left alone by them. */
 static void check_special(const problem *p) {
-  if (p->type >= DF2_QMM_F16) {
+  if (df2_qmm_is_float(df2_qmm_formats[p->type].codes)) {
     return;
   }
   for (int32_t r = 0; r < DF2_QMM_BATCH; ++r) {
@@ -208,18 +207,16 @@ static void free_problem(problem *p) {
   free(p->expected);
 }
 
-static bool wanted(const test_options *options, const df2_qmm_kernel *kernel, uint32_t features) {
-  const bool is_named = options->isa == NULL || strcmp(options->isa, kernel->isa) == 0;
-  return is_named && (features & ~df2_cpu_features()) == 0;
+/* The same instruction sets for every type. */
+static const char *isa_at(int32_t index, uint32_t *features) {
+  const df2_qmm_kernel *kernel = df2_qmm_kernel_at(DF2_QMM_Q4_0, index, features);
+  return kernel != NULL ? kernel->isa : NULL;
 }
 
 static void check_problem(const test_options *options, const problem *p) {
   uint32_t features;
-  const df2_qmm_kernel *kernel;
-  for (int32_t i = 0; (kernel = df2_qmm_kernel_at(p->type, i, &features)) != NULL; ++i) {
-    if (!wanted(options, kernel, features)) {
-      continue;
-    }
+  for (int32_t i = 0; (i = test_isa_next(options, isa_at, i)) >= 0; ++i) {
+    const df2_qmm_kernel *kernel = df2_qmm_kernel_at(p->type, i, &features);
     test_case("%s %s n_in=%d n_out=%d%s", df2_qmm_type_name(p->type), kernel->isa, (int)p->shape.n_in,
               (int)p->shape.n_out, p->is_special ? " special" : "");
     /* ref.c is slow and has no code of its own for any number of rows */
@@ -265,32 +262,6 @@ static void check_types(const test_options *options) {
   printf("checksum of ref's results: %016" PRIx64 "\n", checksum);
 }
 
-/* Prints what will run; whether anything will. */
-static bool print_isas(const test_options *options) {
-  const char *missing[MAX_ISAS];
-  int n_missing = 0;
-  bool any = false;
-  uint32_t features;
-  const df2_qmm_kernel *kernel;
-  printf("instruction sets tested:");
-  for (int32_t i = 0; (kernel = df2_qmm_kernel_at(DF2_QMM_Q4_0, i, &features)) != NULL; ++i) {
-    if (wanted(options, kernel, features)) {
-      printf(" %s", kernel->isa);
-      any = true;
-    } else if (options->isa == NULL) {
-      missing[n_missing++] = kernel->isa;
-    }
-  }
-  printf("\n");
-  for (int i = 0; i < n_missing; ++i) {
-    printf("%s %s%s", i == 0 ? "not on this CPU:" : "", missing[i], i + 1 == n_missing ? "\n" : "");
-  }
-  if (!any) {
-    fprintf(stderr, "FAILED: no kernel of instruction set \"%s\" can run here\n", options->isa);
-  }
-  return any;
-}
-
 int main(int argc, char **argv) {
   test_options options;
   test_start(&options, argc, argv);
@@ -302,7 +273,7 @@ int main(int argc, char **argv) {
     }
     return 0;
   }
-  if (!print_isas(&options)) {
+  if (!test_isas_print(&options, isa_at)) {
     return 1;
   }
   check_types(&options);

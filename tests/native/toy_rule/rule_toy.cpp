@@ -1,5 +1,6 @@
 // SQR of contiguous floats.
 #include "cpu_backend/rule.h"
+#include "ops/common/split.h"
 
 namespace df2 {
 
@@ -14,10 +15,10 @@ class ToyRule final : public Rule {
   size_t work_bytes(int /*n_threads*/, const ggml_tensor * /*op*/) const override { return 0; }
 
   void compute(const ggml_compute_params &params, ggml_tensor *op) const override {
-    const int64_t n = ggml_nelements(op);
+    const df2_range share = df2_split(ggml_nelements(op), params.ith, params.nth);
     const auto *x = static_cast<const float *>(op->src[0]->data);
     auto *y = static_cast<float *>(op->data);
-    for (int64_t i = n * params.ith / params.nth; i < n * (params.ith + 1) / params.nth; ++i) {
+    for (int64_t i = share.begin; i < share.end; ++i) {
       y[i] = x[i] * x[i];
     }
   }
