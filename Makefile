@@ -29,7 +29,7 @@ test sanitize: export OMP_WAIT_POLICY = passive
 demo: $(VENV)/.installed $(VENV)/.target
 	@$(VENV)/bin/pydflash2 demo
 
-test: $(VENV)/.tools $(VENV)/.target
+test: $(VENV)/.tools $(VENV)/.target $(VENV)/.backend_ops
 	ctest --test-dir $(BUILD) --output-on-failure
 	$(VENV)/bin/pytest
 
@@ -66,6 +66,13 @@ $(VENV)/.installed: $(VENV)/.environment $(NATIVE) $(PACKAGE)
 	$(PIP) install -q --no-build-isolation --config-settings build-dir=$(BUILD) \
 	  --config-settings cmake.define.DFLASH2_BUILD_TESTS=ON \
 	  --config-settings cmake.define.DFLASH2_BUILD_EXAMPLES=ON .
+	@touch $@
+
+# llama.cpp's own test of operations joins the native tests of the same build.
+$(VENV)/.backend_ops: $(VENV)/.installed scripts/llama_source.py $(wildcard tests/backend_ops/*)
+	source=$$($(PY) scripts/llama_source.py $(LLAMA_CPP_VERSION)) && \
+	  cmake $(BUILD) -DDFLASH2_BACKEND_OPS_SOURCE=$$source
+	cmake --build $(BUILD) --parallel 2 --target backend_ops
 	@touch $@
 
 # The package is installed already: this adds what its extra "dev" asks for.

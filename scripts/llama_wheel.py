@@ -35,17 +35,21 @@ def processor() -> str:
     return platform.processor()
 
 
+def cache_root() -> Path:
+    """Where everything is kept that is made or fetched once for all checkouts."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pydflash2"
+
+
 def cache_folder(version: str) -> Path:
     """Where the wheel for this version, machine and build configuration is kept."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     built_for = "\n".join((sysconfig.get_platform(), processor(), os.environ.get("CMAKE_ARGS", "")))
     key = hashlib.sha256(built_for.encode()).hexdigest()[:12]
-    return root / "pydflash2" / "wheels" / f"llama_cpp_python-{version}-{key}"
+    return cache_root() / "wheels" / f"llama_cpp_python-{version}-{key}"
 
 
-def checksum(wheel: Path) -> str:
+def checksum(file: Path) -> str:
     """SHA-256 of a file, hexadecimal."""
-    return hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def is_intact(folder: Path) -> bool:
