@@ -2,6 +2,7 @@
 
 #include <atomic>
 
+#include "cpu_backend/ggml_cpu_internals.h"
 #include "cpu_backend/packed_buffer.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
