@@ -4,7 +4,7 @@ cffi in ABI mode: no compiled extension module, so one wheel serves every Python
 is imported first, so that libdflash2's dependency on libllama resolves to the copy llama-cpp-python
 has already loaded and a `llama_context *` means the same to both.
 
-Environment: DFLASH2_LIBRARY names another build of the library to load, e.g. one under development.
+Environment: DF2_LIBRARY names another build of the library to load, e.g. one under development.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def text(pointer: Any) -> str:
 
 
 def library_path() -> Path:
-    """Where the library is looked for: DFLASH2_LIBRARY, this package's lib folder, the installed
+    """Where the library is looked for: DF2_LIBRARY, this package's lib folder, the installed
     package's. The last is for Python started in the repository, where `import pydflash2` finds the
     sources."""
-    override = os.environ.get("DFLASH2_LIBRARY")
+    override = os.environ.get("DF2_LIBRARY")
     if override:
         return Path(override)
     name = {"win32": "dflash2.dll", "darwin": "libdflash2.dylib"}.get(sys.platform, "libdflash2.so")
@@ -109,7 +109,7 @@ def library() -> Any:
     if not path.is_file():
         raise errors.BackendError(
             f"the native library is not at {path}; reinstall pydflash2, "
-            "or set DFLASH2_LIBRARY to the path of a libdflash2 you built"
+            "or set DF2_LIBRARY to the path of a libdflash2 you built"
         )
     try:
         lib = ffi.dlopen(str(path))
@@ -153,7 +153,7 @@ def _check_abi(lib: Any, path: Path) -> None:
     if found != __version__:
         raise errors.BackendError(
             f"{path} is libdflash2 {found}, but this is pydflash2 {__version__}: "
-            "reinstall pydflash2, or unset DFLASH2_LIBRARY"
+            "reinstall pydflash2, or unset DF2_LIBRARY"
         )
     for name in _OPTION_STRUCTS:
         options = ffi.new(f"{name} *")

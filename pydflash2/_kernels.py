@@ -17,7 +17,7 @@ class KernelInfo:
 
     state        "active": by libdflash2's kernels, in every model loaded from now on. "late": in
                  drafters only, because llama.cpp had loaded a model before. Otherwise by
-                 llama.cpp's own: "disabled" (by DFLASH2_KERNELS=off), "unsupported" (none for this
+                 llama.cpp's own: "disabled" (by DF2_KERNELS=off), "unsupported" (none for this
                  processor), "failed" (their self-test)
     isa          the instruction set in use, such as "avx512"; "" if none
     note         why they are not in use, or only in drafters; "" if they are
@@ -37,7 +37,7 @@ def enable_kernels() -> KernelInfo:
 
     Loading a Target or a Drafter does this too. Needed only to have them in a llama_cpp.Llama: call
     it before the process loads its first model. Raises InvalidArgumentError or UnsupportedError if
-    DFLASH2_KERNELS or DF2_FORCE_ISA asks for what cannot be.
+    DF2_KERNELS or DF2_FORCE_ISA asks for what cannot be.
     """
     lib = library()
     check(lib.df2_kernels_enable())

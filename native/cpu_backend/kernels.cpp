@@ -26,12 +26,12 @@ std::string environment(const char *name) {
 }
 
 bool disabled_by_environment() {
-  const std::string value = environment("DFLASH2_KERNELS");
+  const std::string value = environment("DF2_KERNELS");
   if (value == "off") {
     return true;
   }
   if (!value.empty() && value != "on") {
-    throw Error(DF2_EINVAL, format("DFLASH2_KERNELS is '%s'; set it to on or off, or unset it", value.c_str()));
+    throw Error(DF2_EINVAL, format("DF2_KERNELS is '%s'; set it to on or off, or unset it", value.c_str()));
   }
   return false;
 }
@@ -129,7 +129,7 @@ Registration silently(const KernelStatus &status) {
 
 Registration find_and_register() {
   if (disabled_by_environment()) {
-    return silently({DF2_KERNELS_DISABLED, "", "switched off by the environment variable DFLASH2_KERNELS"});
+    return silently({DF2_KERNELS_DISABLED, "", "switched off by the environment variable DF2_KERNELS"});
   }
   const df2_cpu_choice choice = choose_features();
   const KernelTable table = choose_kernels(choice.features, std::strcmp(choice.isa, "ref") == 0);

@@ -94,7 +94,7 @@ DF2_API void df2_log_set(df2_log_callback callback, void *payload);
  *
  * Weights that a kernel exists for are packed while a model is loaded, and multiplied by this library in llama.cpp's
  * own threads; everything else is computed as ever. They serve every model the process loads with llama.cpp afterwards.
- * Environment: DFLASH2_KERNELS=off leaves everything to llama.cpp. DF2_FORCE_ISA=<name> takes the kernels of one
+ * Environment: DF2_KERNELS=off leaves everything to llama.cpp. DF2_FORCE_ISA=<name> takes the kernels of one
  * instruction set (avx512, avx2vnni, avx2, sme2, i8mm, dotprod, neon, ref) or fails.
  * ------------------------------------------------------------------------------------------------------------ */
 
@@ -107,7 +107,7 @@ typedef enum df2_kernels_state {
   DF2_KERNELS_UNKNOWN = 0,     /* not asked for yet */
   DF2_KERNELS_ACTIVE = 1,      /* in use for models loaded from now on */
   DF2_KERNELS_LATE = 2,        /* in use for drafters only: llama.cpp had loaded a model before */
-  DF2_KERNELS_DISABLED = 3,    /* switched off by DFLASH2_KERNELS */
+  DF2_KERNELS_DISABLED = 3,    /* switched off by DF2_KERNELS */
   DF2_KERNELS_UNSUPPORTED = 4, /* none for this CPU */
   DF2_KERNELS_FAILED = 5       /* they failed their self-test; llama.cpp's own are used */
 } df2_kernels_state;

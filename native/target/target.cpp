@@ -200,7 +200,7 @@ PackedBytes Target::packed_weights() {
     ggml_cgraph *graph = probe_graph(context_).graph;
     if (!can_compute_packed(graph)) {
       throw Error(DF2_EUNSUPPORTED, format("architecture '%s' uses its weights in a way the kernels do not know; set "
-                                           "DFLASH2_KERNELS=off",
+                                           "DF2_KERNELS=off",
                                            architecture().c_str()));
     }
     packed_ = std::make_unique<PackedBytes>(df2::packed_weights(graph));

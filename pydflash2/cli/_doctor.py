@@ -100,7 +100,7 @@ def _one_llama() -> str:
     if len(mapped) != 1:
         raise BackendError(
             f"{len(mapped)} copies of libllama are loaded ({', '.join(sorted(mapped))}): "
-            "reinstall pydflash2, and unset DFLASH2_LIBRARY and LLAMA_CPP_LIB_PATH"
+            "reinstall pydflash2, and unset DF2_LIBRARY and LLAMA_CPP_LIB_PATH"
         )
     return mapped.pop()
 

@@ -60,7 +60,7 @@ def test_kernels_that_took_no_part_are_told() -> None:
 
 def test_systems_differ_in_their_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DF2_FORCE_ISA", "ref")
-    assert Kernels("stock", ours=False).variables()["DFLASH2_KERNELS"] == "off"
+    assert Kernels("stock", ours=False).variables()["DF2_KERNELS"] == "off"
     assert "DF2_FORCE_ISA" not in Kernels("ours", ours=True).variables()
     assert Kernels("ours avx2", ours=True, isa="avx2").variables()["DF2_FORCE_ISA"] == "avx2"
 

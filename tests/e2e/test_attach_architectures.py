@@ -239,7 +239,7 @@ def test_without_kernels_it_is_an_error(pair: Pair) -> None:
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "DFLASH2_KERNELS": "off"},
+        env={**os.environ, "DF2_KERNELS": "off"},
         cwd=Path(sys.executable).parent,  # not the source tree: -c puts this folder into sys.path
     )
     assert done.returncode == 0, done.stderr

@@ -174,7 +174,7 @@ def test_doctor(folder: Path, smollm_target: Path) -> None:
 
 
 def test_doctor_says_what_is_wrong(folder: Path) -> None:
-    done = run(folder, "doctor", DFLASH2_LIBRARY="/nowhere/libdflash2.so")
+    done = run(folder, "doctor", DF2_LIBRARY="/nowhere/libdflash2.so")
     assert done.returncode == 1
     assert re.search(r"library +FAIL +the native library is not at /nowhere", done.stdout)
     assert "Everything works" not in done.stdout

@@ -56,7 +56,7 @@ WITH_LLAMA += [f"-Wl,-rpath,{LLAMA / 'lib'}"]
 def compiled(source: Path, folder: Path, *options: str) -> Path:
     """The program of a C source, built with a plain compiler against the installed package."""
     package = Path(pydflash2.__file__).parent
-    library = Path(os.environ.get("DFLASH2_LIBRARY", package / "lib" / "libdflash2.so"))
+    library = Path(os.environ.get("DF2_LIBRARY", package / "lib" / "libdflash2.so"))
     compiler = shutil.which("cc")
     assert compiler is not None
     program = folder / source.stem

@@ -4,7 +4,7 @@ They round several tokens in one batch differently from one, so a token may diff
 itself was undecided: the two best logits closer than GAP. On a target that is float32 throughout
 the text must be identical. (With this library's kernels it always is: test_identity.py.)
 
-By default a sample of the prompts is run; DFLASH2_FULL=1 runs 200 prompts of 128 tokens (about 15
+By default a sample of the prompts is run; DF2_FULL=1 runs 200 prompts of 128 tokens (about 15
 minutes) and every draft length on the float32 target.
 """
 
@@ -24,7 +24,7 @@ import pydflash2
 from tests.tools.exact_target import open_exact
 from tests.tools.prompts import questions
 
-IS_FULL = os.environ.get("DFLASH2_FULL") == "1"
+IS_FULL = os.environ.get("DF2_FULL") == "1"
 N_PROMPTS = 200 if IS_FULL else 10
 N_TOKENS = 128 if IS_FULL else 64
 

@@ -4,9 +4,9 @@ With the kernels on, a token's logits have the same bits whether it is decoded a
 on however many threads, and however its prompt was cut into batches (tests/parity says so of
 logits). docs/identity.md lists what is promised.
 
-By default a sample; DFLASH2_FULL=1 runs 200 prompts of 128 tokens in four quantisations, and 20
+By default a sample; DF2_FULL=1 runs 200 prompts of 128 tokens in four quantisations, and 20
 prompts after 4,000 tokens of context, each on 1 and 2 threads (about an hour). With
-DFLASH2_SLIDING_TARGET=FILE, the model with a sliding window is that one, such as Gemma 3, instead
+DF2_SLIDING_TARGET=FILE, the model with a sliding window is that one, such as Gemma 3, instead
 of a tiny random one.
 """
 
@@ -24,7 +24,7 @@ from tests.tools.prompts import questions
 from tests.tools.quantise import requantised
 from tests.tools.tiny_targets import write_tiny_target
 
-IS_FULL = os.environ.get("DFLASH2_FULL") == "1"
+IS_FULL = os.environ.get("DF2_FULL") == "1"
 TYPES = ["Q4_1", "Q4_0", "Q4_K_M", "Q8_0"] if IS_FULL else ["Q4_1", "Q4_K_M"]
 N_PROMPTS = 200 if IS_FULL else 4
 N_LONG_PROMPTS = 20 if IS_FULL else 1
@@ -119,7 +119,7 @@ def test_the_batch_of_the_prompt_does_not_matter(smollm_target: Path, smollm_dra
 
 
 def test_texts_with_a_sliding_window(tiny_target: Path, tmp_path: Path) -> None:
-    given = os.environ.get("DFLASH2_SLIDING_TARGET")
+    given = os.environ.get("DF2_SLIDING_TARGET")
     if given is None:
         model = write_tiny_target(tmp_path / "gemma3.gguf", "gemma3", tokenizer_from=tiny_target)
         prompts = [[6 + (i * 37 + n) % 150 for i in range(40)] for n in range(4)]

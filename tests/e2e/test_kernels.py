@@ -259,9 +259,9 @@ with pydflash2.load(sys.argv[1], sys.argv[2], n_ctx=256) as llm:
 
 
 def test_switched_off_by_the_environment(tiny_target: Path, tiny_drafter: Path) -> None:
-    printed = python(STATE, tiny_target, tiny_drafter, DFLASH2_KERNELS="off")
+    printed = python(STATE, tiny_target, tiny_drafter, DF2_KERNELS="off")
     assert printed.split() == ["disabled", "-", "False", "False"]
-    printed = python(STATE, tiny_target, tiny_drafter, DFLASH2_KERNELS="on", DF2_FORCE_ISA="ref")
+    printed = python(STATE, tiny_target, tiny_drafter, DF2_KERNELS="on", DF2_FORCE_ISA="ref")
     assert printed.split() == ["active", "ref", "True", "True"]
 
 
@@ -283,10 +283,10 @@ with pydflash2.load(sys.argv[1], n_ctx=256, kernels=False) as llm:
     ("environment", "expected"),
     [
         (
-            {"DFLASH2_KERNELS": "on", "DF2_FORCE_ISA": "mmx"},
+            {"DF2_KERNELS": "on", "DF2_FORCE_ISA": "mmx"},
             "InvalidArgumentError DF2_FORCE_ISA names 'mmx'",
         ),
-        ({"DFLASH2_KERNELS": "no"}, "InvalidArgumentError DFLASH2_KERNELS is 'no'"),
+        ({"DF2_KERNELS": "no"}, "InvalidArgumentError DF2_KERNELS is 'no'"),
     ],
 )
 def test_impossible_wishes(tiny_target: Path, environment: dict[str, str], expected: str) -> None:
@@ -331,7 +331,7 @@ assert digest(True) == first
 def test_a_model_with_kernels_off_is_all_llama_cpps(smollm_target: Path) -> None:
     """Weights, attention and all, next to one with kernels: the bits of a process without them."""
     beside = python(OFF_FOR_A_MODEL, smollm_target)
-    assert python(OFF_FOR_A_MODEL, smollm_target, DFLASH2_KERNELS="off") == beside
+    assert python(OFF_FOR_A_MODEL, smollm_target, DF2_KERNELS="off") == beside
 
 
 @requires_kernels

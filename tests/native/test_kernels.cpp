@@ -376,9 +376,9 @@ void test_environment(const char *target_path, const char *drafter_path) {
 #endif
   check_refused(DF2_EUNSUPPORTED, "only has", target_path, drafter_path);
   unsetenv("DF2_FORCE_ISA");
-  setenv("DFLASH2_KERNELS", "maybe", 1);
+  setenv("DF2_KERNELS", "maybe", 1);
   check_refused(DF2_EINVAL, "on or off", target_path, drafter_path);
-  unsetenv("DFLASH2_KERNELS");
+  unsetenv("DF2_KERNELS");
   if (!before.empty()) {
     setenv("DF2_FORCE_ISA", before.c_str(), 1);
   }
@@ -434,10 +434,10 @@ void test_enabling_at_once() {
 }
 
 int test_disabled() {
-  setenv("DFLASH2_KERNELS", "off", 1);
+  setenv("DF2_KERNELS", "off", 1);
   CHECK_STATUS(df2_kernels_enable(), DF2_OK);
   CHECK(info().state == DF2_KERNELS_DISABLED);
-  CHECK(*info().isa == '\0' && std::strstr(info().note, "DFLASH2_KERNELS") != nullptr);
+  CHECK(*info().isa == '\0' && std::strstr(info().note, "DF2_KERNELS") != nullptr);
   CHECK(!is_registered());
   CHECK(df2::drafter_buffer_type() == nullptr);
   return report("kernels disabled");
@@ -460,7 +460,7 @@ int test_late() {
 
 int main(int argc, char **argv) {
   df2_log_set(keep_line, nullptr);
-  unsetenv("DFLASH2_KERNELS");  // what the tests need of it they set
+  unsetenv("DF2_KERNELS");  // what the tests need of it they set
   if (argc < 2) {
     std::fprintf(stderr, "usage: test_kernels TARGET|disabled|late\n");
     return 2;

@@ -240,6 +240,56 @@ void test_full_context() {
   CHECK(generate(pair.session, 8).size() == 8);
 }
 
+void misuse_drafts(df2_session *session) {
+  df2_draft draft = {};
+  draft.struct_size = sizeof(draft);
+  df2_draft_options wrong = DF2_DRAFT_OPTIONS_INIT;
+  wrong.n_draft = 8;
+  CHECK_STATUS(df2_session_draft(session, &wrong, &draft), DF2_EINVAL);
+  wrong = DF2_DRAFT_OPTIONS_INIT;
+  wrong.temperature = 1.0f;
+  CHECK_STATUS(df2_session_draft(session, &wrong, &draft), DF2_EINVAL);  // no uniforms
+  const float too_large = 1.0f;
+  wrong.uniforms = &too_large;
+  CHECK_STATUS(df2_session_draft(session, &wrong, &draft), DF2_EINVAL);
+  wrong.temperature = -1.0f;
+  CHECK_STATUS(df2_session_draft(session, &wrong, &draft), DF2_EINVAL);
+}
+
+// A context has one session, and sessions refuse options they do not know.
+void misuse_contexts(const Pair &pair) {
+  df2_session *second = nullptr;
+  CHECK_STATUS(df2_session_create(&second, pair.target, pair.drafter, nullptr), DF2_EINVAL);
+  CHECK(second == nullptr);
+  // nor through another target on the same context
+  df2_target *again = nullptr;
+  CHECK_STATUS(df2_target_attach(&again, df2_target_context(pair.target), nullptr), DF2_OK);
+  CHECK_STATUS(df2_session_create(&second, again, nullptr, nullptr), DF2_EINVAL);
+  df2_target_free(again);
+  struct {
+    df2_session_options options;
+    int32_t from_the_future;
+  } newer = {DF2_SESSION_OPTIONS_INIT, 1};
+  newer.options.struct_size = sizeof(newer);
+  CHECK_STATUS(df2_session_create(&second, pair.target, pair.drafter, &newer.options), DF2_EINVAL);
+  CHECK(second == nullptr);
+}
+
+void misuse_files() {
+  df2_drafter_options version = DF2_DRAFTER_OPTIONS_INIT;
+  version.version = 1;
+  df2_drafter *drafter = nullptr;
+  CHECK_STATUS(df2_drafter_load(&drafter, drafter_path.c_str(), &version), DF2_EMISMATCH);
+  CHECK_STATUS(df2_drafter_load(&drafter, target_path.c_str(), nullptr), DF2_EFORMAT);
+  CHECK_STATUS(df2_drafter_load(&drafter, "no/such/file.gguf", nullptr), DF2_EIO);
+  CHECK_STATUS(df2_drafter_load(&drafter, ".", nullptr), DF2_EIO);
+  CHECK(drafter == nullptr);
+  df2_target *target = nullptr;
+  CHECK_STATUS(df2_target_open(&target, drafter_path.c_str(), nullptr), DF2_EFORMAT);
+  CHECK_STATUS(df2_target_attach(&target, nullptr, nullptr), DF2_EINVAL);
+  CHECK(target == nullptr);
+}
+
 void test_misuse() {
   write_tiny_drafter(TinyDrafter(), target_path, drafter_path);
   Pair pair;
@@ -262,45 +312,11 @@ void test_misuse() {
   CHECK_STATUS(df2_session_step(pair.session, nullptr, 4, &result), DF2_EINVAL);
   CHECK_STATUS(df2_session_step(nullptr, tokens, 4, &result), DF2_EINVAL);
   CHECK_STATUS(df2_session_step(pair.session, tokens, 4, &result), DF2_OK);
-  df2_draft_options wrong = DF2_DRAFT_OPTIONS_INIT;
-  wrong.n_draft = 8;
-  CHECK_STATUS(df2_session_draft(pair.session, &wrong, &draft), DF2_EINVAL);
-  wrong = DF2_DRAFT_OPTIONS_INIT;
-  wrong.temperature = 1.0f;
-  CHECK_STATUS(df2_session_draft(pair.session, &wrong, &draft), DF2_EINVAL);  // no uniforms
-  const float too_large = 1.0f;
-  wrong.uniforms = &too_large;
-  CHECK_STATUS(df2_session_draft(pair.session, &wrong, &draft), DF2_EINVAL);
-  wrong.temperature = -1.0f;
-  CHECK_STATUS(df2_session_draft(pair.session, &wrong, &draft), DF2_EINVAL);
+  misuse_drafts(pair.session);
   df2_stats stats = {};
   CHECK_STATUS(df2_session_stats_get(pair.session, &stats), DF2_EINVAL);  // struct_size not set
-  df2_session *second = nullptr;
-  CHECK_STATUS(df2_session_create(&second, pair.target, pair.drafter, nullptr), DF2_EINVAL);
-  CHECK(second == nullptr);
-  // nor through another target on the same context
-  df2_target *again = nullptr;
-  CHECK_STATUS(df2_target_attach(&again, df2_target_context(pair.target), nullptr), DF2_OK);
-  CHECK_STATUS(df2_session_create(&second, again, nullptr, nullptr), DF2_EINVAL);
-  df2_target_free(again);
-  df2_drafter_options version = DF2_DRAFTER_OPTIONS_INIT;
-  version.version = 1;
-  df2_drafter *drafter = nullptr;
-  CHECK_STATUS(df2_drafter_load(&drafter, drafter_path.c_str(), &version), DF2_EMISMATCH);
-  CHECK_STATUS(df2_drafter_load(&drafter, target_path.c_str(), nullptr), DF2_EFORMAT);
-  CHECK_STATUS(df2_drafter_load(&drafter, "no/such/file.gguf", nullptr), DF2_EIO);
-  CHECK_STATUS(df2_drafter_load(&drafter, ".", nullptr), DF2_EIO);
-  CHECK(drafter == nullptr);
-  df2_target *target = nullptr;
-  CHECK_STATUS(df2_target_open(&target, drafter_path.c_str(), nullptr), DF2_EFORMAT);
-  CHECK_STATUS(df2_target_attach(&target, nullptr, nullptr), DF2_EINVAL);
-  CHECK(target == nullptr);
-  struct {
-    df2_session_options options;
-    int32_t from_the_future;
-  } newer = {DF2_SESSION_OPTIONS_INIT, 1};
-  newer.options.struct_size = sizeof(newer);
-  CHECK_STATUS(df2_session_create(&second, pair.target, pair.drafter, &newer.options), DF2_EINVAL);
+  misuse_contexts(pair);
+  misuse_files();
   int32_t n_ids = 0;
   CHECK_STATUS(df2_target_tokenize(pair.target, "abc", 3, true, true, tokens, 0, &n_ids), DF2_OK);
   CHECK(n_ids > 0);

@@ -4,7 +4,7 @@ Two measures, per quantisation of SmolLM2, each side in a process of its own. Th
 text must not move. And the logits must be no further from the exact ones than llama.cpp's own are:
 the same weights, dequantised to float32 and run with nothing in half precision.
 
-By default two types and a short text; DFLASH2_FULL=1 runs every type on 16,384 tokens (about an
+By default two types and a short text; DF2_FULL=1 runs every type on 16,384 tokens (about an
 hour on 2 cores). `pytest -s` shows the numbers.
 """
 
@@ -24,7 +24,7 @@ from tests.tools.kernels import Kernels
 from tests.tools.quantise import FILE_TYPES, requantised, write_requantised
 from tests.tools.worker_process import ask
 
-IS_FULL = os.environ.get("DFLASH2_FULL") == "1"
+IS_FULL = os.environ.get("DF2_FULL") == "1"
 TYPES = [name for name in FILE_TYPES if name != "F32"] if IS_FULL else ["Q4_1", "Q4_K_M"]
 N_TOKENS = 16384 if IS_FULL else 768
 N_SENTENCES = 40 if IS_FULL else 8

@@ -50,8 +50,8 @@ ffi.cdef(
 
 @pytest.fixture(scope="module")
 def library() -> Any:
-    """The kernels, as the native tests' build leaves them; DFLASH2_QMM_LIBRARY names another."""
-    path = Path(os.environ.get("DFLASH2_QMM_LIBRARY") or LIBRARY)
+    """The kernels, as the native tests' build leaves them; DF2_QMM_LIBRARY names another."""
+    path = Path(os.environ.get("DF2_QMM_LIBRARY") or LIBRARY)
     if not path.is_file():
         pytest.skip(f"needs {path}: `make test` builds it")
     return ffi.dlopen(str(path))

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.tools.errors import ToolError
 
-_SWITCHES = ("DFLASH2_KERNELS", "DF2_FORCE_ISA")
+_SWITCHES = ("DF2_KERNELS", "DF2_FORCE_ISA")
 _ACTIVE = 1  # DF2_KERNELS_ACTIVE
 
 
@@ -30,7 +30,7 @@ class Kernels:
         """The environment of a process that uses these."""
         kept = {key: value for key, value in os.environ.items() if key not in _SWITCHES}
         if not self.ours:
-            return {**kept, "DFLASH2_KERNELS": "off"}
+            return {**kept, "DF2_KERNELS": "off"}
         return {**kept, "DF2_FORCE_ISA": self.isa} if self.isa else kept
 
 
@@ -51,12 +51,12 @@ def state() -> dict[str, Any]:
     """Asks for our kernels in this process, and says what came of it: ``df2_kernels_info``'s
     fields.
 
-    Through ctypes, so that DFLASH2_LIBRARY may name a library of another version, for a comparison
+    Through ctypes, so that DF2_LIBRARY may name a library of another version, for a comparison
     with it: the package refuses those.
     """
     import llama_cpp  # noqa: F401  (first, so that the process holds one libllama)
 
-    path = os.environ.get("DFLASH2_LIBRARY")
+    path = os.environ.get("DF2_LIBRARY")
     if path is None:
         from pydflash2 import _ffi
 
@@ -64,10 +64,10 @@ def state() -> dict[str, Any]:
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
-        raise ToolError(str(error), "reinstall pydflash2; unset DFLASH2_LIBRARY") from error
+        raise ToolError(str(error), "reinstall pydflash2; unset DF2_LIBRARY") from error
     if not hasattr(library, "df2_kernels_enable"):
         raise ToolError(
-            f"{Path(path).name} has no kernels", "reinstall pydflash2; unset DFLASH2_LIBRARY"
+            f"{Path(path).name} has no kernels", "reinstall pydflash2; unset DF2_LIBRARY"
         )
     library.df2_error_last.restype = ctypes.c_char_p
     info = _Info(struct_size=ctypes.sizeof(_Info))

@@ -1,8 +1,8 @@
 """Our files against llama.cpp's own converter: keys, types, values, shapes and every byte of data.
 
 By default against stored manifests (`tests/tools/upstream_manifest.py` makes them). With
-DFLASH2_UPSTREAM=1 and DFLASH2_LLAMA_CPP_DIR the converter itself is run, by DFLASH2_UPSTREAM_PYTHON
-if set (an interpreter with torch and transformers). DFLASH2_DRAFTER_DIR and DFLASH2_DRAFTER_TARGET
+DF2_UPSTREAM=1 and DF2_LLAMA_CPP_DIR the converter itself is run, by DF2_UPSTREAM_PYTHON
+if set (an interpreter with torch and transformers). DF2_DRAFTER_DIR and DF2_DRAFTER_TARGET
 name the SmolLM2 drafter's folder and its target's GGUF, which are too large to store here.
 """
 
@@ -64,26 +64,26 @@ def test_variants_equal_upstreams(name: str, tmp_path: Path) -> None:
     compare(ours(folder, target, "f32", tmp_path / "out.gguf"), stored[f"{name}/f32"])
 
 
-@pytest.mark.skipif("DFLASH2_DRAFTER_DIR" not in os.environ, reason="needs DFLASH2_DRAFTER_DIR")
+@pytest.mark.skipif("DF2_DRAFTER_DIR" not in os.environ, reason="needs DF2_DRAFTER_DIR")
 @pytest.mark.parametrize("outtype", OUTTYPES)
 def test_smollm2_drafter_equals_upstreams(outtype: str, tmp_path: Path) -> None:
     stored = json.loads((DATA / "upstream-manifest-smollm2.json").read_text())
-    folder = Path(os.environ["DFLASH2_DRAFTER_DIR"])
-    target = Path(os.environ["DFLASH2_DRAFTER_TARGET"])
+    folder = Path(os.environ["DF2_DRAFTER_DIR"])
+    target = Path(os.environ["DF2_DRAFTER_TARGET"])
     compare(
         ours(folder, target, outtype, tmp_path / "out.gguf"),
         stored[f"smollm2-135m-dflash2/{outtype}"],
     )
 
 
-@pytest.mark.skipif(os.environ.get("DFLASH2_UPSTREAM") != "1", reason="needs DFLASH2_UPSTREAM=1")
+@pytest.mark.skipif(os.environ.get("DF2_UPSTREAM") != "1", reason="needs DF2_UPSTREAM=1")
 def test_upstream_still_writes_what_the_manifest_says(tmp_path: Path) -> None:
     out = tmp_path / "manifest.json"
     command: list[str | Path] = [
-        os.environ.get("DFLASH2_UPSTREAM_PYTHON", sys.executable),
+        os.environ.get("DF2_UPSTREAM_PYTHON", sys.executable),
         ROOT / "tests" / "tools" / "upstream_manifest.py",
         "--llama-cpp",
-        os.environ["DFLASH2_LLAMA_CPP_DIR"],
+        os.environ["DF2_LLAMA_CPP_DIR"],
         "--target",
         FIXTURES / "tiny-target" / "hf",
         "--out",

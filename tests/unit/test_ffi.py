@@ -114,7 +114,7 @@ except errors.BackendError as error:
 
 
 def test_missing_library(tmp_path: Path) -> None:
-    done = python(LOAD, DFLASH2_LIBRARY=str(tmp_path / "nowhere.so"))
+    done = python(LOAD, DF2_LIBRARY=str(tmp_path / "nowhere.so"))
     assert "nowhere.so" in done.stdout
     assert "reinstall" in done.stdout
     assert done.stderr == ""
@@ -123,7 +123,7 @@ def test_missing_library(tmp_path: Path) -> None:
 def test_a_file_that_is_no_library(tmp_path: Path) -> None:
     path = tmp_path / "libdflash2.so"
     path.write_bytes(b"not a library")
-    assert "cannot load" in python(LOAD, DFLASH2_LIBRARY=str(path)).stdout
+    assert "cannot load" in python(LOAD, DF2_LIBRARY=str(path)).stdout
 
 
 def test_another_version_of_the_library(root: Path, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_another_version_of_the_library(root: Path, tmp_path: Path) -> None:
     source, path = tmp_path / "other.c", tmp_path / "other.so"
     source.write_text('const char *df2_version(void) { return "9.9.9"; }\n')
     subprocess.run([compiler, "-shared", "-fPIC", source, "-o", path], check=True)
-    assert "libdflash2 9.9.9" in python(LOAD, DFLASH2_LIBRARY=str(path)).stdout
+    assert "libdflash2 9.9.9" in python(LOAD, DF2_LIBRARY=str(path)).stdout
 
 
 def test_another_version_of_llama_cpp() -> None:
