@@ -75,7 +75,7 @@ def library_path() -> Path:
     override = os.environ.get("DF2_LIBRARY")
     if override:
         return Path(override)
-    name = {"win32": "dflash2.dll", "darwin": "libdflash2.dylib"}.get(sys.platform, "libdflash2.so")
+    name = "libdflash2.dylib" if sys.platform == "darwin" else "libdflash2.so"
     path = Path(__file__).parent / "lib" / name
     if not path.is_file():
         with contextlib.suppress(PackageNotFoundError):

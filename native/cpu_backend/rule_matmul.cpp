@@ -436,7 +436,9 @@ void compute_experts(const df2_qmm_kernel &kernel, const ggml_compute_params &pa
 
 class MatmulRule final : public Rule {
  public:
-  bool matches(const ggml_tensor *op) const override { return is_packed(op->src[0]) && can_multiply(op); }
+  bool matches(const ggml_tensor *op) const override {
+    return (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID) && is_packed(op->src[0]) && can_multiply(op);
+  }
 
   size_t work_bytes(int /*n_threads*/, const ggml_tensor *op) const override {
     const df2_qmm_kernel &kernel = kernel_of(op);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <mutex>
 
 #include "ggml-backend.h"
 #include "ggml.h"
@@ -17,6 +19,26 @@ constexpr size_t kPrefixLength = sizeof(kPrefix) - 1;
 
 int64_t n_streams(const ggml_tensor *output, TapForm form) {
   return form == TapForm::kStreamMean ? output->ne[1] : 1;
+}
+
+}  // namespace
+
+// The marks of one recorder at a time.
+struct TapRecorder::Slot {
+  bool is_taken = false;
+  std::array<Mark, DF2_MAX_TAPS> marks = {};
+};
+
+namespace {
+
+struct Slots {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<TapRecorder::Slot>> all;
+};
+
+Slots &slots() {
+  static auto *made = new Slots();
+  return *made;
 }
 
 }  // namespace
@@ -37,6 +59,24 @@ int32_t tapped_layer(const char *name) {
   char *end = nullptr;
   const long layer = std::strtol(name + kPrefixLength, &end, 10);
   return end != name + kPrefixLength && *end == '\0' ? static_cast<int32_t>(layer + 1) : -1;
+}
+
+TapRecorder::TapRecorder() {
+  Slots &made = slots();
+  const std::lock_guard<std::mutex> lock(made.mutex);
+  const auto found = std::find_if(made.all.begin(), made.all.end(), [](const auto &slot) { return !slot->is_taken; });
+  if (found != made.all.end()) {
+    slot_ = found->get();
+  } else {
+    made.all.push_back(std::make_unique<Slot>());
+    slot_ = made.all.back().get();
+  }
+  slot_->is_taken = true;
+}
+
+TapRecorder::~TapRecorder() {
+  const std::lock_guard<std::mutex> lock(slots().mutex);
+  slot_->is_taken = false;
 }
 
 void TapRecorder::select(const std::vector<int32_t> &layers, int64_t n_embd, TapForm form) {
@@ -78,10 +118,12 @@ TapRecorder::Mark *TapRecorder::mark(const ggml_tensor *node, const Rule *rule) 
     failed_ = true;
     return nullptr;
   }
-  float *out = features_ + (tap.n_seen * n_taps_ + (&tap - taps_.data())) * n_embd_;
+  const int64_t index = &tap - taps_.data();
+  float *out = features_ + (tap.n_seen * n_taps_ + index) * n_embd_;
   tap.n_seen += n_new;
-  tap.mark = {{Claim::kMagic, rule}, out, n_new, n_taps_ * n_embd_, &tap.n_copied};
-  return &tap.mark;
+  Mark &mark = slot_->marks[static_cast<size_t>(index)];
+  mark = {{Claim::kMagic, rule}, out, n_new, n_taps_ * n_embd_, &tap.n_copied};
+  return &mark;
 }
 
 void TapRecorder::copy(const Mark &mark, const ggml_tensor *node) noexcept {

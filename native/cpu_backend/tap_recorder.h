@@ -34,6 +34,13 @@ class TapRecorder {
     int64_t stride;  // floats from row to row
     std::atomic<int64_t> *n_copied;
   };
+  struct Slot;
+
+  // Throws std::bad_alloc.
+  TapRecorder();
+  ~TapRecorder();
+  TapRecorder(const TapRecorder &) = delete;
+  TapRecorder &operator=(const TapRecorder &) = delete;
 
   // The layers to record, at most DF2_MAX_TAPS, as layer inputs (k: the output of layer k - 1), and the width of a
   // hidden state. Empty: none.
@@ -65,7 +72,6 @@ class TapRecorder {
     int32_t layer = 0;
     int64_t n_seen = 0;  // rows that have a place
     std::atomic<int64_t> n_copied{0};
-    Mark mark = {};
   };
 
   const Tap *find(const char *name) const noexcept;
@@ -73,6 +79,9 @@ class TapRecorder {
   void copy(const Mark &mark, const ggml_tensor *node) noexcept;
 
   std::array<Tap, DF2_MAX_TAPS> taps_;
+  // llama.cpp's graphs outlive a recorder, and their nodes are looked at once more when they are planned again. So
+  // marks are never freed, only used again.
+  Slot *slot_;
   int64_t n_taps_ = 0;
   int64_t n_embd_ = 0;
   TapForm form_ = TapForm::kRow;

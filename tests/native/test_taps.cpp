@@ -139,6 +139,24 @@ void test_model(llama_model *model) {
   df2_taps_free(taps);
 }
 
+// Graphs of a context outlive what read their hidden states.
+void test_after_the_recorder(llama_model *model) {
+  Context plain(model, nullptr);
+  const std::vector<float> expected = plain.logits();
+  for (int i = 0; i < 3; ++i) {
+    {
+      TapRecorder recorder;
+      recorder.select(kLayers, llama_model_n_embd(model), TapForm::kRow);
+      std::vector<float> features(kLayers.size() * static_cast<size_t>(kTokens * llama_model_n_embd(model)));
+      recorder.begin(features.data(), kTokens);
+      const TapScope scope(&recorder);
+      CHECK(same_bits(plain.logits(), expected));
+      CHECK(recorder.is_complete());
+    }
+    CHECK(same_bits(plain.logits(), expected));
+  }
+}
+
 // Decodes on several threads at once, of which some read hidden states, do not meet.
 void test_threads(llama_model *model) {
   constexpr size_t kThreads = 4;
@@ -318,6 +336,7 @@ int main(int argc, char **argv) {
   CHECK(model != nullptr);
   if (model != nullptr) {
     test_model(model);
+    test_after_the_recorder(model);
     test_threads(model);
     llama_model_free(model);
   }
