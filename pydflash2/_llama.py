@@ -15,11 +15,13 @@ from pydflash2._ffi import Uncopyable
 from pydflash2._generation import Chunk, FinishReason, generate_chunks
 from pydflash2._llama_cpp import PENALTY_WINDOW, Sampler, set_log
 from pydflash2._options import (
+    RANDOM_SEED,
     DraftLength,
     GenerateOptions,
     GenerateSettings,
     SessionOptions,
     SessionSettings,
+    new_seed,
 )
 from pydflash2._session import Drafter, Session, Stats, Target, token_ids
 from pydflash2.errors import (
@@ -257,7 +259,7 @@ class Llama(Uncopyable):
             top_p=options.top_p,
             min_p=options.min_p,
             repeat_penalty=options.repeat_penalty,
-            seed=options.seed,
+            seed=new_seed() if options.seed == RANDOM_SEED else options.seed,
         )
         sampler.accept([t for t in prompt[-PENALTY_WINDOW:] if t < self._target.vocab.n_tokens])
         return sampler

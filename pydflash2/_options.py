@@ -4,6 +4,7 @@ them, checked in one place."""
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, get_args
@@ -11,6 +12,13 @@ from typing import Any, Literal, TypedDict, get_args
 from pydflash2.errors import InvalidArgumentError
 
 SEED_LIMIT = 2**32 - 1  # the last 32-bit number makes llama.cpp choose a seed itself
+RANDOM_SEED = -1
+
+
+def new_seed() -> int:
+    """A seed that nobody has asked for."""
+    return secrets.randbelow(SEED_LIMIT)
+
 
 DraftLength = int | Literal["auto"]
 CacheType = Literal["f16", "f32"]
@@ -64,10 +72,10 @@ class GenerateOptions(TypedDict, total=False):
     top_p           draw among the most probable tokens that together reach this probability (0.95)
     min_p           drop tokens less probable than this share of the most probable one (0.05)
     repeat_penalty  above 1.0, divides the logits of the last 64 tokens (1.0)
-    seed            of the random numbers, 0 .. 2**32 - 1; same seed, same text (0)
+    seed            of the random numbers, 0 .. 2**32 - 2: same seed, same text; -1: another one
+                    for each call (-1)
     on_prefill      called as on_prefill(n_done, n_total) after every batch of the prompt; an
-    exception it raises
-                    ends the call and reaches the caller unchanged (None)
+                    exception it raises ends the call and reaches the caller unchanged (None)
     """
 
     max_tokens: int
@@ -92,7 +100,7 @@ class GenerateSettings:
     top_p: float = 0.95
     min_p: float = 0.05
     repeat_penalty: float = 1.0
-    seed: int = 0
+    seed: int = RANDOM_SEED
     on_prefill: Callable[[int, int], Any] | None = None
 
     def __post_init__(self) -> None:
@@ -104,7 +112,7 @@ class GenerateSettings:
         _require_number("repeat_penalty", self.repeat_penalty, 0.0, math.inf)
         if self.repeat_penalty == 0.0:
             raise InvalidArgumentError("repeat_penalty must be above 0; 1.0 switches it off")
-        require_int("seed", self.seed, 0, SEED_LIMIT - 1)
+        require_int("seed", self.seed, RANDOM_SEED, SEED_LIMIT - 1)
         if not isinstance(self.stop, (str, Sequence)):
             raise InvalidArgumentError(f"stop must be a string or several, not {self.stop!r}")
         for text in self.stop_strings:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydflash2._options import RANDOM_SEED, new_seed
 from pydflash2.cli._terminal import COLOR_CHOICES
 from pydflash2.errors import InvalidArgumentError
 
@@ -143,7 +144,13 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--top-p", type=float, default=0.95, metavar="X", help="(0.95)")
     group.add_argument("--min-p", type=float, default=0.05, metavar="X", help="(0.05)")
     group.add_argument("--repeat-penalty", type=float, default=1.0, metavar="X", help="(1.0: none)")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the random numbers (0)")
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=RANDOM_SEED,
+        metavar="N",
+        help="of the random numbers (-1: another one each time)",
+    )
 
 
 def _draft_length(text: str) -> int | str:
@@ -194,7 +201,8 @@ def session_options(args: argparse.Namespace) -> SessionOptions:
 
 
 def generate_options(args: argparse.Namespace) -> GenerateOptions:
-    """What add_sampling's options say."""
+    """What add_sampling's options say; a seed is chosen here if none is given, so that all calls
+    with these options draw the same numbers."""
     return {
         "max_tokens": args.max_tokens,
         "stop": args.stop,
@@ -203,5 +211,5 @@ def generate_options(args: argparse.Namespace) -> GenerateOptions:
         "top_p": args.top_p,
         "min_p": args.min_p,
         "repeat_penalty": args.repeat_penalty,
-        "seed": args.seed,
+        "seed": new_seed() if args.seed == RANDOM_SEED else args.seed,
     }

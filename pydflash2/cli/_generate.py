@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", help="the prompt; - or nothing reads it from stdin")
     parser.add_argument(
         "-f", "--file", type=Path, metavar="FILE", help="read the prompt from a file"
+    )
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="take stdin or --file as it is: without dropping a byte order mark and one final "
+        "line break",
     )
     parser.add_argument(
         "--chat", action="store_true", help="put the prompt into the target's chat template"
@@ -100,6 +107,13 @@ def measure_plain(llm: Llama, prompt: list[int], options: GenerateOptions) -> _t
         llm.set_drafting(True)
 
 
+def _without_file_marks(data: bytes) -> bytes:
+    """What was meant by a text that an editor or echo has ended with a line break: a model would
+    take that for the end of a paragraph."""
+    data = data.removeprefix(codecs.BOM_UTF8)
+    return data.removesuffix(b"\r\n") if data.endswith(b"\r\n") else data.removesuffix(b"\n")
+
+
 def _prompt(args: argparse.Namespace) -> str:
     if args.file is not None:
         if args.prompt is not None:
@@ -111,6 +125,8 @@ def _prompt(args: argparse.Namespace) -> str:
         raise InvalidArgumentError('there is no prompt: give one, e.g. "Once upon a time"')
     else:
         data = sys.stdin.buffer.read()
+    if not args.raw:
+        data = _without_file_marks(data)
     try:
         return str(data.decode("utf-8"))
     except UnicodeDecodeError as error:

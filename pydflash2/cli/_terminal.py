@@ -17,6 +17,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from pydflash2 import Chunk
+    from pydflash2._generation import FinishReason
 
 DRAFTED_STYLE = "green"
 COLOR_CHOICES = ("auto", "always", "never")
@@ -75,6 +76,7 @@ class Meter:
         self._n_timed = 0  # tokens that _elapsed_s was spent on
         self._n_cycles = 0
         self._n_accepted = 0
+        self.finish_reason: FinishReason | None = None  # of the last stream
 
     def watch(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """Hands the chunks of one stream on."""
@@ -87,6 +89,7 @@ class Meter:
                 self._n_cycles += 1
                 self._n_accepted += chunk.n_accepted
             self.tokens.extend(chunk.tokens)
+            self.finish_reason = chunk.finish_reason
             yield chunk
             # What the caller did meanwhile, such as writing to a terminal, is not decoding.
             resumed = time.perf_counter()
@@ -112,7 +115,8 @@ class Meter:
 
 def summary(meter: Meter, plain: Meter | None = None, *, is_drafting: bool = True) -> str:
     """One line about a generation, e.g. "162 tok/s, acceptance length 2.90, 1.60x plain decoding
-    (measured), same text". plain: the same prompt decoded without drafting."""
+    (measured), same text", and whether the text was cut short. plain: the same prompt decoded
+    without drafting."""
     parts = [f"{meter.tokens_per_second:.0f} tok/s"]
     if is_drafting:
         parts.append(f"acceptance length {meter.acceptance_length:.2f}")
@@ -122,6 +126,10 @@ def summary(meter: Meter, plain: Meter | None = None, *, is_drafting: bool = Tru
         ratio = meter.tokens_per_second / plain.tokens_per_second
         parts.append(f"{ratio:.2f}x plain decoding (measured)")
         parts.append(_comparison(meter.tokens, plain.tokens))
+    if meter.finish_reason == "length":
+        parts.append(f"cut at {len(meter.tokens)} tokens")
+    elif meter.finish_reason == "context":
+        parts.append("cut: the context is full")
     return ", ".join(parts)
 
 

@@ -62,7 +62,7 @@ def test_the_session_options_are_documented_where_they_are_taken() -> None:
         ("top_p", 1.1),
         ("min_p", -0.1),
         ("repeat_penalty", 0.0),
-        ("seed", -1),
+        ("seed", -2),
         ("seed", 2**32),
         ("stop", ("",)),
         ("stop", ""),

@@ -1,0 +1,66 @@
+"""What `pydflash2 generate` takes for the prompt, and what it says of an answer that was cut."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from pydflash2 import Chunk
+from pydflash2._generation import FinishReason
+from pydflash2.cli import _arguments, _generate, _terminal
+
+
+def prompt_of(path: Path, *arguments: str) -> str:
+    parser = argparse.ArgumentParser()
+    _generate.add_arguments(parser)
+    return _generate._prompt(parser.parse_args(["--file", str(path), *arguments]))
+
+
+@pytest.mark.parametrize(
+    ("data", "prompt"),
+    [
+        (b"Once upon a time\n", "Once upon a time"),
+        (b"Once upon a time\r\n", "Once upon a time"),
+        (b"\xef\xbb\xbfOnce upon a time", "Once upon a time"),
+        (b"\xef\xbb\xbf\n", ""),
+        (b"a list:\n\n", "a list:\n"),
+        (b"\nOnce", "\nOnce"),
+        (b"Once ", "Once "),
+        (b"Once\r", "Once\r"),
+    ],
+)
+def test_marks_of_a_file_are_no_prompt(tmp_path: Path, data: bytes, prompt: str) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(data)
+    assert prompt_of(path) == prompt
+    assert prompt_of(path, "--raw") == data.decode("utf-8")
+
+
+def seed_of(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    _arguments.add_sampling(parser)
+    return _arguments.generate_options(parser.parse_args(arguments))["seed"]
+
+
+def test_seeds_are_new_unless_given() -> None:
+    assert seed_of("--seed", "7") == 7
+    assert seed_of("--seed", "0") == 0
+    chosen = {seed_of() for _ in range(4)} | {seed_of("--seed", "-1") for _ in range(4)}
+    assert len(chosen) > 1
+    assert all(0 <= seed < 2**32 - 1 for seed in chosen)
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [("length", "cut at 2 tokens"), ("context", "the context is full"), ("end", ""), ("stop", "")],
+)
+def test_the_figures_say_why_an_answer_was_cut(reason: FinishReason, says: str) -> None:
+    meter = _terminal.Meter()
+    last = Chunk((), (1,), n_drafted=0, n_accepted=0, finish_reason=reason)
+    for _ in meter.watch([Chunk((), (1,), n_drafted=0, n_accepted=0, finish_reason=None), last]):
+        pass
+    line = _terminal.summary(meter)
+    assert line.endswith(says or "acceptance length 1.00")
+    assert ("cut" in line) == bool(says)
