@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/compute_threads.h"
 #include "common/error.h"
 #include "common/stopwatch.h"
 #include "core/pair.h"
@@ -163,6 +164,7 @@ void Session::decode_prompt(const std::vector<int32_t> &tokens) {
 
 void Session::prefill(const int32_t *tokens, int32_t n_tokens) {
   check_alive();
+  check_compute_threads();
   check_tokens(tokens, n_tokens);
   if (n_tokens > target_.n_ctx() - this->n_tokens()) {
     throw Error(DF2_ECONTEXT, format("%d tokens do not fit behind the %d in a context of %d; rewind, or open the "
@@ -242,6 +244,7 @@ df2_step_result Session::accept(const Batch &batch, int32_t *tokens) {
 
 df2_step_result Session::step(int32_t *tokens, int32_t capacity) {
   check_alive();
+  check_compute_threads();
   if (tokens_.empty()) {
     throw Error(DF2_EINVAL, "there is nothing to continue: prefill at least one token first");
   }
@@ -343,6 +346,7 @@ void Session::count_cycle(const df2_step_result &result) {
 
 void Session::check_draft(int32_t n_draft) const {
   check_alive();
+  check_compute_threads();
   if (runner_ == nullptr) {
     throw Error(DF2_EINVAL, "this session has no drafter");
   }

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/compute_threads.h"
 #include "common/error.h"
 #include "common/load_guard.h"
 #include "cpu_backend/kernels.h"
@@ -218,28 +219,32 @@ void test_product(ggml_type type, bool is_experts, ggml_backend_t backend, int n
         "results depend on the number of threads");
 }
 
-}  // namespace
-
-std::string self_test_kernels(const KernelTable &table) {
+void test_all(const KernelTable &table) {
   // quick to quantise, and one of each kind
   constexpr struct {
     ggml_type type;
     df2_qmm_type kernel;
   } kTypes[] = {{GGML_TYPE_Q4_0, DF2_QMM_Q4_0}, {GGML_TYPE_Q8_0, DF2_QMM_Q8_0}, {GGML_TYPE_F16, DF2_QMM_F16}};
   const LoadGuard guard;
+  ggml_backend_ptr backend(ggml_backend_cpu_init());
+  check(backend != nullptr, "ggml cannot start its CPU back end");
+  const int n_threads = most_threads();
+  for (const auto &type : kTypes) {
+    if (table.matmul[type.kernel] != nullptr) {
+      test_product(type.type, false, backend.get(), n_threads);
+      test_product(type.type, true, backend.get(), n_threads);
+    }
+  }
+  if (table.attention != nullptr) {
+    test_attention(backend.get(), n_threads);
+  }
+}
+
+}  // namespace
+
+std::string self_test_kernels(const KernelTable &table) {
   try {
-    ggml_backend_ptr backend(ggml_backend_cpu_init());
-    check(backend != nullptr, "ggml cannot start its CPU back end");
-    const int n_threads = most_threads();
-    for (const auto &type : kTypes) {
-      if (table.matmul[type.kernel] != nullptr) {
-        test_product(type.type, false, backend.get(), n_threads);
-        test_product(type.type, true, backend.get(), n_threads);
-      }
-    }
-    if (table.attention != nullptr) {
-      test_attention(backend.get(), n_threads);
-    }
+    compute_and_end_threads([&] { test_all(table); });
   } catch (const std::exception &error) {
     return error.what();
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "common/compute_threads.h"
 #include "common/error.h"
 #include "common/stopwatch.h"
 #include "ggml-cpu.h"
@@ -66,7 +67,7 @@ DrafterRunner::DrafterRunner(std::shared_ptr<const Drafter> drafter, const Share
   cache_ = std::make_unique<DrafterCache>(drafter_->params(), options.full_window, options.cache_type, backend_.get());
   allocator_.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend_.get())));
   reserve();
-  warm_up();
+  compute_and_end_threads([this] { warm_up(); });
 }
 
 DrafterRunner::~DrafterRunner() = default;

@@ -10,6 +10,8 @@
  *              Pointers returned by getters are borrowed from the object they were asked of.
  *   Threads    One thread at a time per object, unless said otherwise; distinct sessions on distinct targets are
  *              independent. A drafter is immutable and may be shared by sessions on any threads.
+ *   Processes  What was loaded can be used in a forked child as long as nothing has been generated before the fork;
+ *              after that prefill, step and draft are DF2_EUNSUPPORTED in the child, which lacks the threads.
  *   Options    Option structs begin with `struct_size`. Start from the _INIT macro (or the `_init` function, from a
  *              language without macros); a NULL pointer means all defaults. Unknown non-zero fields are refused.
  *   Failure    Every declaration says what state a failure leaves behind.
