@@ -65,6 +65,7 @@ class _Generation:
         self._session = session
         self._vocab = session.target.vocab
         self._text = TextStream(options.stop_strings)
+        self._stops = bool(options.stop_strings)
         self._n_left = options.max_tokens
         self._n_before = session.n_tokens
         self._pushed: list[int] = []
@@ -91,7 +92,7 @@ class _Generation:
         pieces = []
         for i, token in enumerate(step.tokens):
             self._pushed.append(token)
-            text = self._text.push(self._vocab.piece(token))
+            text = self._text.push(self._vocab.piece(token), self._spelling(token))
             pieces.append(Piece(text, is_drafted=i < step.n_accepted))
             if self._text.is_stopped:
                 self.finish_reason = "stop"
@@ -104,6 +105,12 @@ class _Generation:
         if self.finish_reason is not None:
             pieces.append(Piece(self._text.finish(), is_drafted=False))
         return pieces
+
+    def _spelling(self, token: int) -> bytes:
+        """Of a control token, where it can matter."""
+        if self._stops and not self._vocab.piece(token):
+            return self._vocab.text(token).encode()
+        return b""
 
     def cut(self) -> None:
         n_kept = self._n_before + self._n_given

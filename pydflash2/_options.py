@@ -66,7 +66,8 @@ class GenerateOptions(TypedDict, total=False):
     """Keyword options of Llama.generate, stream, chat and stream_chat. All may be left out.
 
     max_tokens      most tokens to generate, an end-of-generation token included (256)
-    stop            text at which to stop: a string or several; it is not part of the result ()
+    stop            text at which to stop: a string or several; it is not part of the result, and
+                    may be or hold a control token such as "<|im_end|>" ()
     temperature     0.0 takes the most probable token; above, tokens are drawn (0.0)
     top_k           draw among the k most probable tokens only; 0 for all (40)
     top_p           draw among the most probable tokens that together reach this probability (0.95)

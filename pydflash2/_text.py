@@ -23,16 +23,22 @@ class TextStream:
         self._stop = [text.encode() for text in stop]
         self._longest = max((len(text) for text in self._stop), default=0)
         self._data = bytearray()
+        self._shown = bytearray()  # per byte of _data: 1, or 0 for a control token's spelling
         self._released = 0  # bytes of _data already handed to the decoder
         self._ends: list[int] = []  # per token: bytes up to and including it
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.is_stopped = False
 
-    def push(self, piece: bytes) -> str:
+    def push(self, piece: bytes, spelling: bytes = b"") -> str:
         """Takes one token's bytes and returns the text that has become certain, perhaps "". Not
-        after a stop."""
+        after a stop.
+
+        spelling: how a token without bytes is written, e.g. b"<|im_end|>": stop strings may hold
+        it, the text never does.
+        """
         begin = max(0, len(self._data) - self._longest + 1)
-        self._data += piece
+        self._data += piece + spelling
+        self._shown += b"\1" * len(piece) + b"\0" * len(spelling)
         self._ends.append(len(self._data))
         matches = [at for text in self._stop if (at := self._data.find(text, begin)) >= 0]
         if matches:
@@ -61,6 +67,7 @@ class TextStream:
         return 0
 
     def _release(self, upto: int, *, final: bool) -> str:
-        fresh = bytes(self._data[self._released : upto])
+        span = range(self._released, upto)
+        fresh = bytes(self._data[at] for at in span if self._shown[at])
         self._released = max(self._released, upto)
         return self._decoder.decode(fresh, final)

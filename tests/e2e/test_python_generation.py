@@ -129,6 +129,20 @@ def test_max_tokens_is_exact(
     assert smollm.session.n_tokens == len(prompt) + max_tokens
 
 
+@pytest.mark.parametrize("n_draft", [0, 1, 7])
+def test_a_stop_string_may_be_a_control_token(smollm: pydflash2.Llama, n_draft: int) -> None:
+    smollm.set_n_draft(n_draft)
+    prompt = smollm.format_chat([{"role": "user", "content": "Say hello."}])
+    ended = smollm.generate(prompt, max_tokens=200)
+    assert ended.finish_reason == "end"
+    stopped = smollm.generate(prompt, max_tokens=200, stop="<|im_end|>")
+    assert (stopped.finish_reason, stopped.text) == ("stop", ended.text)
+    assert stopped.tokens == ended.tokens[:-1]
+    across = smollm.generate(prompt, max_tokens=200, stop=ended.text[-3:] + "<|im_end|>")
+    assert (across.finish_reason, across.text) == ("stop", ended.text[:-3])
+    smollm.set_n_draft(7)
+
+
 @pytest.mark.parametrize("first", [3, 11, 24, 40])
 def test_a_stop_string_that_spans_tokens(
     smollm: pydflash2.Llama, prompt: list[int], reference: pydflash2.Completion, first: int

@@ -69,6 +69,25 @@ def test_the_split_does_not_matter(data: str, stop: tuple[str, ...], expected: s
         assert n_tokens == sum(end <= len(expected.encode()) for end in ends), pieces
 
 
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ("<|end|>", "Hi\n"),
+        ("Hi\n<|end|>", ""),
+        ("\n<|end|>us", "Hi"),
+        ("<|end|><|end|>", "Hi\nuser"),
+        ("\nuser", "Hi\nuser"),
+    ],
+)
+def test_stop_strings_may_hold_control_tokens(stop: str, expected: str) -> None:
+    stream = TextStream([stop])
+    text = stream.push(b"Hi\n") + stream.push(b"", b"<|end|>")
+    if not stream.is_stopped:
+        text += stream.push(b"user")
+    assert stream.is_stopped == (stop in "Hi\n<|end|>user")
+    assert text + stream.finish() == expected
+
+
 def test_what_may_begin_a_stop_string_is_held_back() -> None:
     stream = TextStream(["\n\nUser:"])
     assert stream.push(b"Hi\n") == "Hi"
