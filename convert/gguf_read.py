@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
-from .errors import FormatError
+from .errors import FormatError, refuse_git_lfs_pointer
 from .pages import release
 
 _SCALARS: dict[int, struct.Struct] = {
@@ -147,6 +147,7 @@ class GgufFile:
         cursor = _Cursor(self._data, self.path)
         magic = self._data[:4]
         if magic != b"GGUF":
+            refuse_git_lfs_pointer(self.path, self._data[:64])
             raise FormatError(f"{self.path}: not a GGUF file (it begins with {magic!r})")
         cursor.at = 4
         self.version = cursor.u32("the version")

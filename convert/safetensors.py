@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import ConversionError, FormatError
+from .errors import ConversionError, FormatError, refuse_git_lfs_pointer
 from .pages import release
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -54,7 +54,11 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise FormatError(f"{path}: {what} is larger than {_MAX_JSON_BYTES} bytes")
-        value = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        refuse_git_lfs_pointer(path, data)
+        value = json.loads(data)
+    except FormatError:
+        raise
     except FileNotFoundError:
         raise FormatError(f"{path}: {what} is missing. Is this a complete model folder?") from None
     except (ValueError, RecursionError) as error:
@@ -112,6 +116,7 @@ class Shard:
     def _parse(self) -> dict[str, TensorInfo]:
         (n_header,) = struct.unpack_from("<Q", self._data, 0)
         if n_header > min(self.size - 8, _MAX_HEADER_BYTES):
+            refuse_git_lfs_pointer(self.path, self._data[:64])
             raise self._error(f"a header of {n_header} bytes in a file of {self.size}")
         try:
             header = json.loads(self._data[8 : 8 + n_header], object_pairs_hook=self._unique)

@@ -43,6 +43,14 @@ def test_truncated_files(
         pydflash2.load(*pair)
 
 
+def test_git_lfs_pointers(tiny_target: Path, tmp_path: Path) -> None:
+    pointer = tmp_path / "pointer.gguf"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n")
+    for files in ((pointer,), (tiny_target, pointer)):
+        with pytest.raises(pydflash2.ModelFormatError, match="git lfs pull"):
+            pydflash2.load(*files)
+
+
 def test_files_in_each_others_place(tiny_target: Path, tiny_drafter: Path) -> None:
     with pytest.raises(pydflash2.ModelFormatError):
         pydflash2.load(tiny_target, tiny_target)

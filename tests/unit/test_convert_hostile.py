@@ -20,7 +20,7 @@ from convert_support import FIXTURES, TARGET, Drafter  # noqa: E402
 
 from convert import ConversionError, FormatError, convert, describe, fits  # noqa: E402
 from convert.gguf_read import GgufFile  # noqa: E402
-from convert.safetensors import Shard  # noqa: E402
+from convert.safetensors import Shard, read_json  # noqa: E402
 
 SEED = 20260929
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -43,9 +43,14 @@ def tensor(name: str = "a", shape: tuple[int, ...] = (32,), kind: int = 0, at: i
 
 HUGE = 2**63 - 1
 PAD = b"\0" * 256
+POINTER = b"""version https://git-lfs.github.com/spec/v1
+oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393
+size 12345
+"""
 GGUFS: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "too few"),
     "short": (b"GGUF\3\0\0\0", "too few"),
+    "Git LFS": (POINTER, "git lfs pull"),
     "not a GGUF": (b"PK\3\4" + PAD, "not a GGUF"),
     "version 1": (gguf_bytes(version=1, rest=PAD), "version 1"),
     "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + PAD, "big-endian"),
@@ -148,6 +153,15 @@ def test_hostile_safetensors_headers(case: str, tmp_path: Path) -> None:
     path.write_bytes(U64.pack(len(raw)) + raw + bytes(16))
     with pytest.raises(FormatError, match=message):
         Shard(path)
+
+
+def test_git_lfs_pointers(tmp_path: Path) -> None:
+    path = tmp_path / "pointer"
+    path.write_bytes(POINTER)
+    with pytest.raises(FormatError, match="git lfs pull"):
+        Shard(path)
+    with pytest.raises(FormatError, match="git lfs pull"):
+        read_json(path, "the configuration")
 
 
 @pytest.mark.parametrize("length", [0, 7, 8, 100])
