@@ -4,14 +4,13 @@
 #include <cstddef>
 #include <cstring>
 #include <new>
-#include <string>
 
 #include "common/error.h"
 
 namespace df2 {
 
-// Keeps the message for df2_error_last() and returns the status.
-int32_t record_error(df2_status status, const std::string &message) noexcept;
+// Keeps the message for df2_error_last(), or none if there is no memory for it, and returns the status.
+int32_t record_error(df2_status status, const char *message) noexcept;
 
 template <typename Body>
 int32_t guard(Body &&body) noexcept {

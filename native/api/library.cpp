@@ -1,4 +1,6 @@
 // The C API for what belongs to no object: version, errors, log.
+#include <string>
+
 #include "api/guard.h"
 
 namespace df2 {
@@ -7,7 +9,7 @@ namespace {
 thread_local std::string last_message;
 }
 
-int32_t record_error(df2_status status, const std::string &message) noexcept {
+int32_t record_error(df2_status status, const char *message) noexcept {
   try {
     last_message = message;
   } catch (...) {
