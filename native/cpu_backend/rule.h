@@ -28,7 +28,9 @@ class Rule {
   // about to compute it, and never while it is computed: what is true of that thread alone may decide.
   virtual bool matches(const ggml_tensor *op) const = 0;
 
-  // Takes a node that matches. What is returned stays in place until the graph has been computed.
+  // Takes a node that matches; null leaves it to ggml after all. What is returned stays as it is until the graph has
+  // been computed, and is never freed: llama.cpp's graphs are planned again, and what is in `extra` is then looked at,
+  // possibly by another thread than it was claimed on.
   virtual const Claim *claim(ggml_tensor * /*op*/) const { return &claim_; }
 
   // Bytes of work area that n_threads share while they compute the node.

@@ -23,8 +23,15 @@ int64_t n_streams(const ggml_tensor *output, TapForm form) {
 
 }  // namespace
 
-// The marks of one recorder at a time.
+// The marks of one recorder at a time. A graph of an earlier one may be planned on another thread meanwhile, which then
+// reads the magic number, so that is written once.
 struct TapRecorder::Slot {
+  Slot() {
+    for (Mark &mark : marks) {
+      mark.magic = Claim::kMagic;
+    }
+  }
+
   bool is_taken = false;
   std::array<Mark, DF2_MAX_TAPS> marks = {};
 };
@@ -122,7 +129,11 @@ TapRecorder::Mark *TapRecorder::mark(const ggml_tensor *node, const Rule *rule) 
   float *out = features_ + (tap.n_seen * n_taps_ + index) * n_embd_;
   tap.n_seen += n_new;
   Mark &mark = slot_->marks[static_cast<size_t>(index)];
-  mark = {{Claim::kMagic, rule}, out, n_new, n_taps_ * n_embd_, &tap.n_copied};
+  mark.rule = rule;
+  mark.out = out;
+  mark.n_rows = n_new;
+  mark.stride = n_taps_ * n_embd_;
+  mark.n_copied = &tap.n_copied;
   return &mark;
 }
 

@@ -63,8 +63,8 @@ class TapRecorder {
   // Whether this is a layer's output that is to be recorded.
   bool wants(const ggml_tensor *node) const { return features_ != nullptr && find(node->name) != nullptr; }
 
-  // Takes the rows of a node it wants; null if they are not what was expected, and is_complete() will say so. Stays in
-  // place until the graph has been computed.
+  // Takes the rows of a node it wants; null if they are not what was expected, and is_complete() will say so. Stays as
+  // it is until the next graph's node of that layer is taken.
   Mark *mark(const ggml_tensor *node, const Rule *rule);
 
  private:
