@@ -17,6 +17,11 @@ bool is_f32(const ggml_tensor *tensor) {
   return tensor->type == GGML_TYPE_F32 && ggml_is_contiguous(tensor);
 }
 
+// ggml computes a norm together with the product behind it, and does not ask about that one.
+bool may_be_fused(const ggml_tensor *op) {
+  return op->op == GGML_OP_MUL && (op->src[0]->op == GGML_OP_RMS_NORM || op->src[1]->op == GGML_OP_RMS_NORM);
+}
+
 // A sum or product of a tensor with one like it, with one of its rows, or with a single number.
 bool is_known_binary(const ggml_tensor *op) {
   const ggml_tensor *a = op->src[0];
@@ -76,7 +81,7 @@ bool is_known(const ggml_tensor *op) {
   switch (op->op) {
     case GGML_OP_ADD:
     case GGML_OP_MUL:
-      return is_f32(op) && is_known_binary(op);
+      return is_f32(op) && !may_be_fused(op) && is_known_binary(op);
     case GGML_OP_SCALE:
       return is_f32(op) && is_known_scale(op);
     case GGML_OP_CONCAT:
