@@ -3,7 +3,6 @@
 
 #include "api/guard.h"
 #include "api/handles.h"
-#include "target/target_open.h"
 
 using df2::guard;
 using df2::require;

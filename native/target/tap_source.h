@@ -29,6 +29,7 @@ class TapSource {
   virtual void read(float *features, int64_t n_rows, const std::function<void()> &decode) = 0;
 };
 
+// Context and taps must outlive the source that is made for them.
 struct TapRequest {
   llama_context *context;
   std::string architecture;

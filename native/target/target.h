@@ -21,12 +21,19 @@ struct llama_vocab;
 namespace df2 {
 
 struct OwnContext;
-struct TargetOptions;
+
+struct TargetOptions {
+  int32_t n_ctx;      // 0: the model's, at most 4096
+  int32_t n_batch;    // 0: 512
+  int32_t n_threads;  // 0: one per physical core
+  bool kernels;       // where they can be used
+};
 
 class Target {
  public:
+  // Loads a model. Throws DF2_EINVAL, DF2_EIO, DF2_EFORMAT, DF2_ENOMEM, DF2_EUNSUPPORTED.
   static std::unique_ptr<Target> open(const std::string &path, const TargetOptions &options);
-  // taps: of the context's evaluation callback, or null.
+  // Wraps a context, which must outlive the target. taps: of the context's evaluation callback, or null.
   static std::unique_ptr<Target> attach(llama_context *context, df2_taps *taps);
   ~Target();
 
@@ -52,7 +59,8 @@ class Target {
   // How many of the vocabulary's entries have another token_hash() than these, a drafter's.
   int32_t n_token_mismatches(const std::vector<uint32_t> &hashes) const;
 
-  // Embeddings and head, for use in other graphs. Throws DF2_EUNSUPPORTED if they cannot be shared.
+  // Embeddings and head, for use in other graphs as long as the model is there. Throws DF2_EUNSUPPORTED if they cannot
+  // be shared.
   SharedWeights shared_weights();
 
   // Of the weights its graph computes with. Throws DF2_EUNSUPPORTED if it uses them in a way that ends the process.

@@ -9,6 +9,7 @@
 #include "cpu_backend/kernels.h"
 #include "cpu_backend/packed_buffer.h"
 #include "cpu_backend/packed_weights.h"
+#include "target/target.h"
 #include "target/target_graph.h"
 
 namespace df2 {

@@ -1,7 +1,6 @@
 // Loads a target: a model and a context of this library's own.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -13,12 +12,7 @@
 
 namespace df2 {
 
-struct TargetOptions {
-  int32_t n_ctx;
-  int32_t n_batch;
-  int32_t n_threads;
-  bool kernels;  // where they can be used
-};
+struct TargetOptions;
 
 struct ThreadpoolDeleter {
   void operator()(ggml_threadpool *pool) const { ggml_threadpool_free(pool); }
