@@ -1,6 +1,7 @@
 #include "drafter/load_drafter.h"
 
 #include <optional>
+#include <utility>
 
 #include "common/error.h"
 #include "cpu_backend/kernels.h"
@@ -17,13 +18,13 @@ std::shared_ptr<const Drafter> load_drafter(const std::string &path, bool wants_
       kernels = find_drafter_kernels();
     }
   }
-  auto drafter = std::make_shared<const Drafter>(DrafterFile(path), packed, kernels);
-  const int32_t found = drafter->params().version;
+  DrafterFile file(path);
+  const int32_t found = file.params().version;
   if (version != 0 && version != found) {
     throw Error(DF2_EMISMATCH,
                 format("'%s' is a DFlash %d drafter, and DFlash %d was asked for", path.c_str(), found, version));
   }
-  return drafter;
+  return std::make_shared<const Drafter>(std::move(file), packed, kernels);
 }
 
 }  // namespace df2
