@@ -69,6 +69,7 @@ typedef struct df2_kernels_info {
 int32_t df2_kernels_info_get(df2_kernels_info *info);
 
 int32_t df2_taps_create(df2_taps **out);
+
 void df2_taps_free(df2_taps *taps);
 
 bool df2_taps_eval(struct ggml_tensor *tensor, bool ask, void *taps);

@@ -24,7 +24,8 @@ struct SessionOptions {
 
 class Session {
  public:
-  // drafter may be null: plain decoding. Throws DF2_EMISMATCH, DF2_EUNSUPPORTED, DF2_EINVAL, DF2_ENOMEM.
+  // drafter may be null: plain decoding. Throws DF2_EMISMATCH, DF2_EUNSUPPORTED, DF2_EINVAL, DF2_ENOMEM,
+  // DF2_EBACKEND. The other calls, and the state after their failures: dflash2.h. The target must outlive it.
   Session(Target &target, std::shared_ptr<const Drafter> drafter, const SessionOptions &options);
   ~Session();
   Session(const Session &) = delete;

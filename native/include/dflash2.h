@@ -141,8 +141,11 @@ DF2_API int32_t df2_kernels_info_get(df2_kernels_info *info);
 /* Creates the object that reads a target's hidden states in a context that the program creates, where the kernels do
  * not (df2_kernels_info_get tells whether they are in use): put df2_taps_eval and the object into
  * llama_context_params.cb_eval and .cb_eval_user_data, create the context, then df2_target_attach it.
- * Owned by the caller; must outlive the context. */
+ * Owned by the caller; must outlive the context, and serves one context at a time.
+ * Errors: DF2_EINVAL, DF2_ENOMEM. On failure *out is NULL. */
 DF2_API int32_t df2_taps_create(df2_taps **out);
+
+/* Free the context first, and targets that were given the object. */
 DF2_API void df2_taps_free(df2_taps *taps);
 
 /* A ggml_backend_sched_eval_callback; `taps` is the df2_taps. Called by llama.cpp, never by the program. It costs
@@ -170,7 +173,8 @@ DF2_API int32_t df2_target_options_init(df2_target_options *options, size_t size
 
 /* Loads a GGUF model with llama.cpp on the CPU and creates a context whose hidden states can be tapped.
  * The file's structure is checked first, because llama.cpp aborts on some damaged files.
- * Errors: DF2_EIO, DF2_EFORMAT, DF2_ENOMEM, DF2_EUNSUPPORTED, DF2_EINVAL. On failure *out is NULL. */
+ * The first call of a process enables the kernels (df2_kernels_enable): no other thread may be computing with
+ * llama.cpp. Errors: DF2_EIO, DF2_EFORMAT, DF2_ENOMEM, DF2_EUNSUPPORTED, DF2_EINVAL. On failure *out is NULL. */
 DF2_API int32_t df2_target_open(df2_target **out, const char *path, const df2_target_options *options);
 
 /* Wraps a context that the program created. The context is borrowed: it must outlive the target, and while a session
@@ -181,14 +185,15 @@ DF2_API int32_t df2_target_open(df2_target **out, const char *path, const df2_ta
  * Errors: DF2_EINVAL. On failure *out is NULL and the context is as before. */
 DF2_API int32_t df2_target_attach(df2_target **out, struct llama_context *context, df2_taps *taps);
 
-/* The llama.cpp context behind a target: for tokenization, chat templates and samplers. Borrowed. */
+/* The llama.cpp context behind a target: for tokenization, chat templates and samplers. Borrowed: valid until the
+ * target is freed. NULL for NULL. Any thread. */
 DF2_API struct llama_context *df2_target_context(const df2_target *target);
 
 /* Token ids of a text, as llama_tokenize gives them, with an error where that would end the process.
  * text: n_bytes of UTF-8. add_special: with the tokens the model wants around a text, such as BOS. parse_special:
  * spelled-out control tokens become those tokens. tokens: room for `capacity` ids. *n_tokens: the ids the text has; if
  * they are more than capacity nothing is written, and the call is to be repeated with more room. Errors: DF2_EINVAL
- * (also: the vocabulary has no tokens for a character). Any thread. */
+ * (also: the vocabulary has no tokens for a character). Any thread; waits while another one opens a target. */
 DF2_API int32_t df2_target_tokenize(const df2_target *target, const char *text, int32_t n_bytes, bool add_special,
                                     bool parse_special, int32_t *tokens, int32_t capacity, int32_t *n_tokens);
 
@@ -207,6 +212,7 @@ typedef struct df2_drafter_options {
 
 #define DF2_DRAFTER_OPTIONS_INIT {sizeof(df2_drafter_options), 0, DF2_KERNELS_DEFAULT}
 
+/* As df2_target_options_init. */
 DF2_API int32_t df2_drafter_options_init(df2_drafter_options *options, size_t size);
 
 typedef struct df2_drafter_info {
@@ -233,8 +239,10 @@ typedef struct df2_drafter_info {
 
 /* Loads a GGUF of architecture `dflash`, written by `pydflash2 convert` or by llama.cpp's own converter. The weights
  * stay memory-mapped. Every count, shape, type and offset is checked against the others before ggml sees them.
+ * The first call of a process enables the kernels, as df2_target_open does.
  * Errors: DF2_EIO, DF2_EFORMAT (damaged, or not a drafter), DF2_EUNSUPPORTED (a dflash variant without support here),
- * DF2_EINVAL, DF2_ENOMEM. On failure *out is NULL. */
+ * DF2_EMISMATCH (a version that options.version does not allow), DF2_EBACKEND, DF2_EINVAL, DF2_ENOMEM. On failure *out
+ * is NULL. */
 DF2_API int32_t df2_drafter_load(df2_drafter **out, const char *path, const df2_drafter_options *options);
 
 /* Fills in *info; info->struct_size must be set. DF2_EINVAL otherwise. Any thread. */
@@ -262,16 +270,18 @@ typedef struct df2_session_options {
 
 #define DF2_SESSION_OPTIONS_INIT {sizeof(df2_session_options), -1, 0, DF2_CACHE_F16, 0, 0}
 
+/* As df2_target_options_init. */
 DF2_API int32_t df2_session_options_init(df2_session_options *options, size_t size);
 
 /* Starts an empty sequence: clears the target's memory. drafter may be NULL: the session then decodes token by token,
  * reads no taps, and is what "plain decoding" means in this project's measurements.
  * Errors: DF2_EMISMATCH (drafter and target do not belong together), DF2_EUNSUPPORTED (recurrent or hybrid target,
- * head or embeddings not in CPU memory, architecture without taps), DF2_EINVAL, DF2_ENOMEM.
+ * head or embeddings not in CPU memory, architecture without taps), DF2_EBACKEND, DF2_EINVAL, DF2_ENOMEM.
  * On failure *out is NULL and the target may be used on. One session per llama_context at a time (DF2_EINVAL). */
 DF2_API int32_t df2_session_create(df2_session **out, df2_target *target, const df2_drafter *drafter,
                                    const df2_session_options *options);
 
+/* Before its target is freed. What the target's memory holds stays there. */
 DF2_API void df2_session_free(df2_session *session);
 
 /* Chooses how tokens are picked: NULL (the default) takes the target's most probable token, the lowest id among
@@ -311,7 +321,7 @@ DF2_API int32_t df2_session_step(df2_session *session, int32_t *tokens, int32_t 
  * rewind to 0 and prefill again). On failure nothing changed. */
 DF2_API int32_t df2_session_rewind(df2_session *session, int32_t n_tokens);
 
-/* Length of the sequence: prompt and generated tokens. */
+/* Length of the sequence: prompt and generated tokens. 0 for NULL. */
 DF2_API int32_t df2_session_n_tokens(const df2_session *session);
 
 /* How to draft. */
@@ -325,6 +335,7 @@ typedef struct df2_draft_options {
 
 #define DF2_DRAFT_OPTIONS_INIT {sizeof(df2_draft_options), 1, 0.0f, 0, NULL}
 
+/* As df2_target_options_init. */
 DF2_API int32_t df2_draft_options_init(df2_draft_options *options, size_t size);
 
 /* A draft as the drafter sees it; pointers are borrowed until the session's next call. */
