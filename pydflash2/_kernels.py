@@ -15,12 +15,12 @@ KernelState = Literal["unknown", "active", "late", "disabled", "unsupported", "f
 class KernelInfo:
     """How matrix products and attention are computed in this process.
 
-    state        "active": by libdflash2's kernels, in every model loaded from now on. "late": in
-                 drafters only, because llama.cpp had loaded a model before. Otherwise by
-                 llama.cpp's own: "disabled" (by DF2_KERNELS=off), "unsupported" (none for this
-                 processor), "failed" (their self-test)
+    state        "active": by libdflash2's kernels, in every model loaded from now on. "late": the
+                 same, but weights are packed in drafters only, because llama.cpp had loaded a model
+                 before. Otherwise by llama.cpp's own: "disabled" (by DF2_KERNELS=off),
+                 "unsupported" (none for this processor), "failed" (their self-test)
     isa          the instruction set in use, such as "avx512"; "" if none
-    note         why they are not in use, or only in drafters; "" if they are
+    note         why they are not in use, or not for all weights; "" if they are
     packed_bytes weights packed for them, of all models in memory
     copied_bytes how much of that is a second copy, of embeddings that are also the head
     """

@@ -165,7 +165,9 @@ Registration register_kernels(const KernelTable &table, const char *isa) {
   }
   if (!is_seen_by_llama()) {
     const char *note = "llama.cpp had loaded a model before; enable kernels before the first one";
-    return {{DF2_KERNELS_LATE, isa, note}, DF2_LOG_WARN, format("the kernels are used in drafters only: %s", note)};
+    return {{DF2_KERNELS_LATE, isa, note},
+            DF2_LOG_WARN,
+            format("weights are packed for the kernels in drafters only: %s", note)};
   }
   if (std::strcmp(isa, "ref") == 0) {
     return {{DF2_KERNELS_ACTIVE, isa, ""},

@@ -106,10 +106,10 @@ typedef enum df2_kernels {
 } df2_kernels;
 
 typedef enum df2_kernels_state {
-  DF2_KERNELS_UNKNOWN = 0,     /* not asked for yet */
-  DF2_KERNELS_ACTIVE = 1,      /* in use for models loaded from now on */
-  DF2_KERNELS_LATE = 2,        /* in use for drafters only: llama.cpp had loaded a model before */
-  DF2_KERNELS_DISABLED = 3,    /* switched off by DF2_KERNELS */
+  DF2_KERNELS_UNKNOWN = 0,  /* not asked for yet */
+  DF2_KERNELS_ACTIVE = 1,   /* in use for models loaded from now on */
+  DF2_KERNELS_LATE = 2,     /* the same, but only drafters' weights are packed: llama.cpp had loaded a model before */
+  DF2_KERNELS_DISABLED = 3, /* switched off by DF2_KERNELS */
   DF2_KERNELS_UNSUPPORTED = 4, /* none for this CPU */
   DF2_KERNELS_FAILED = 5       /* they failed their self-test; llama.cpp's own are used */
 } df2_kernels_state;
@@ -126,7 +126,7 @@ typedef struct df2_kernels_info {
   uint32_t struct_size;
   int32_t state;         /* df2_kernels_state */
   const char *isa;       /* instruction set in use, "" if none. Static storage, as the next */
-  const char *note;      /* why kernels are not in use, or only for drafters; "" if they are */
+  const char *note;      /* why kernels are not in use, or not for all weights; "" if they are */
   uint64_t packed_bytes; /* weights packed in this process: of all models in memory */
   uint64_t copied_bytes; /* how much of that is a second copy, of embeddings that are also the head */
 } df2_kernels_info;
