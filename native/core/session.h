@@ -96,7 +96,7 @@ class Session {
   const df2_argmax_kernel *argmax_;
   PackedBytes target_packed_;
   std::unique_ptr<DrafterRunner> runner_;
-  std::unique_ptr<DraftLength> draft_length_;  // null when the length is fixed
+  std::unique_ptr<DraftLength> draft_length_;  // null until the length is first to be chosen
   SessionOptions options_;
   llama_sampler *sampler_ = nullptr;
 

@@ -66,8 +66,8 @@ class Target {
   // Of the weights its graph computes with. Throws DF2_EUNSUPPORTED if it uses them in a way that ends the process.
   PackedBytes packed_weights();
 
-  // From now on, decodes can read these layers (as layer inputs). Empty: stop. Throws DF2_EUNSUPPORTED if neither this
-  // architecture nor this context shows them; none are read then.
+  // From now on, decodes can read these layers (as layer inputs). Empty: stop, which never fails. Throws
+  // DF2_EUNSUPPORTED if neither this architecture nor this context shows them; none are read then.
   void select_taps(const std::vector<int32_t> &layers);
 
   // Decodes tokens at positions position, position + 1, ... of sequence 0. all_logits: for every token, else for the
