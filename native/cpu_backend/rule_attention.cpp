@@ -1,10 +1,10 @@
 // FLASH_ATTN_EXT by ops/attention, in ggml's threads.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <new>
 
 #include "cpu_backend/kernel_table.h"
+#include "cpu_backend/node.h"
 #include "cpu_backend/rule.h"
 #include "cpu_backend/stock.h"
 #include "cpu_backend/work_area.h"
@@ -47,12 +47,6 @@ bool is_known_cache(const ggml_tensor *cache) {
   const int64_t granularity = cache->type == GGML_TYPE_Q8_0 ? 32 : 16;
   return cache_type(cache->type, &type) && cache->ne[0] % granularity == 0 && cache->ne[0] <= DF2_ATTENTION_MAX_SIZE &&
          cache->nb[0] == ggml_type_size(cache->type);
-}
-
-float op_param(const ggml_tensor *op, int index) {
-  float value;
-  std::memcpy(&value, op->op_params + index, sizeof(value));
-  return value;
 }
 
 // The factor of head h's mask (ALiBi, as ggml defines it): powers of two bases for the first 2^k heads and the rest.
@@ -122,11 +116,11 @@ class Attention {
   df2_attention_row row(int64_t group, int32_t index) const {
     const Place at = place_of(group, index);
     df2_attention_row row;
-    row.query = reinterpret_cast<const float *>(address(q_, at.query, at.head, at.sequence));
+    row.query = reinterpret_cast<const float *>(row_address(q_, at.query, at.head, at.sequence));
     row.mask = nullptr;
     if (mask_ != nullptr) {
       row.mask = reinterpret_cast<const uint16_t *>(
-          address(mask_, at.query, at.head % mask_->ne[2], at.sequence % mask_->ne[3]));
+          row_address(mask_, at.query, at.head % mask_->ne[2], at.sequence % mask_->ne[3]));
     }
     row.slope = slope_of(at.head, q_->ne[2], op_param(op_, 1));
     return row;
@@ -138,7 +132,7 @@ class Attention {
     df2_attention_cache made;
     cache_type(tensor->type, &made.type);
     made.size = static_cast<int32_t>(tensor->ne[0]);
-    made.data = address(tensor, 0, head, sequence / (q_->ne[3] / tensor->ne[3]));
+    made.data = row_address(tensor, 0, head, sequence / (q_->ne[3] / tensor->ne[3]));
     made.stride_bytes = tensor->nb[1];
     return made;
   }
@@ -176,11 +170,6 @@ class Attention {
     const int64_t kv_head = group / n_blocks_ % k_->ne[2];
     return {group % n_blocks_ * queries_per_group_ + index / n_shared_, kv_head * n_shared_ + index % n_shared_,
             group / n_blocks_ / k_->ne[2]};
-  }
-
-  static const char *address(const ggml_tensor *tensor, int64_t i1, int64_t i2, int64_t i3) {
-    return static_cast<const char *>(tensor->data) + static_cast<size_t>(i1) * tensor->nb[1] +
-           static_cast<size_t>(i2) * tensor->nb[2] + static_cast<size_t>(i3) * tensor->nb[3];
   }
 
   const ggml_tensor *op_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cpu_backend/kernel_table.h"
+#include "cpu_backend/node.h"
 #include "cpu_backend/rule.h"
 #include "cpu_backend/stock.h"
 #include "ggml-cpu.h"
@@ -29,16 +30,11 @@ int64_t n_rows(const ggml_tensor *op) {
   return op->src[1]->ne[1] * op->src[1]->ne[2] * op->src[1]->ne[3];
 }
 
-const char *address(const ggml_tensor *tensor, int64_t i1, int64_t i2, int64_t i3) {
-  return static_cast<const char *>(tensor->data) + static_cast<size_t>(i1) * tensor->nb[1] +
-         static_cast<size_t>(i2) * tensor->nb[2] + static_cast<size_t>(i3) * tensor->nb[3];
-}
-
 // Row `row` of src1, counted through its dimensions.
 const float *input(const ggml_tensor *op, int64_t row) {
   const ggml_tensor *x = op->src[1];
   return reinterpret_cast<const float *>(
-      address(x, row % x->ne[1], row / x->ne[1] % x->ne[2], row / x->ne[1] / x->ne[2]));
+      row_address(x, row % x->ne[1], row / x->ne[1] % x->ne[2], row / x->ne[1] / x->ne[2]));
 }
 
 void convert_rows(const ggml_compute_params &params, const ggml_tensor *op) {
@@ -60,10 +56,10 @@ void multiply(const ggml_compute_params &params, ggml_tensor *op, int64_t i2, in
     const void *operand = is_converted
                               ? static_cast<const char *>(params.wdata) + static_cast<size_t>(row) * row_bytes(op)
                               : static_cast<const void *>(input(op, row));
-    auto *out = reinterpret_cast<float *>(const_cast<char *>(address(op, i1, i2, i3)));
+    auto *out = reinterpret_cast<float *>(const_cast<char *>(row_address(op, i1, i2, i3)));
     for (int64_t output = first; output < last; ++output) {
       const char *row_weights =
-          address(weights, output, i2 / (x->ne[2] / weights->ne[2]), i3 / (x->ne[3] / weights->ne[3]));
+          row_address(weights, output, i2 / (x->ne[2] / weights->ne[2]), i3 / (x->ne[3] / weights->ne[3]));
       vec_dot(static_cast<int>(x->ne[0]), out + output, 0, row_weights, 0, operand, 0, 1);
     }
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu_backend/node.h"
 #include "ggml-backend.h"
 #include "ops/common/split.h"
 
@@ -28,12 +29,6 @@ bool is_known_binary(const ggml_tensor *op) {
   const ggml_tensor *b = op->src[1];
   const bool is_row = ggml_nrows(b) == 1 && (b->ne[0] == a->ne[0] || b->ne[0] == 1);
   return is_f32(a) && is_f32(b) && ggml_are_same_shape(a, op) && (ggml_are_same_shape(a, b) || is_row);
-}
-
-float op_param(const ggml_tensor *op, int index) {
-  float value;
-  std::memcpy(&value, op->op_params + index, sizeof(value));
-  return value;
 }
 
 bool is_known_scale(const ggml_tensor *op) {
