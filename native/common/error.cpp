@@ -1,5 +1,6 @@
 #include "common/error.h"
 
+#include <cstdarg>
 #include <cstdio>
 
 namespace df2 {

@@ -2,7 +2,6 @@
 // code and the thread's message. Nothing throws across ggml or llama.cpp callbacks.
 #pragma once
 
-#include <cstdarg>
 #include <stdexcept>
 #include <string>
 
@@ -20,10 +19,7 @@ class Error : public std::runtime_error {
 };
 
 // printf-style std::string.
-#if defined(__GNUC__)
-__attribute__((format(printf, 1, 2)))
-#endif
-std::string format(const char *pattern, ...);
+__attribute__((format(printf, 1, 2))) std::string format(const char *pattern, ...);
 
 // Where log_line() goes; null drops the lines. To be called before other threads use the library.
 void set_log_sink(df2_log_callback callback, void *payload);

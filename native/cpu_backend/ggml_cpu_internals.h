@@ -10,11 +10,7 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 
-#if defined(__GNUC__)
 #define DF2_GGML_CLASS __attribute__((visibility("default")))
-#else
-#define DF2_GGML_CLASS
-#endif
 
 struct ggml_threadpool;
 

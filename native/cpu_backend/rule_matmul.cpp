@@ -149,7 +149,7 @@ class ExpertProduct {
     return tables_bytes() + static_cast<size_t>(n_rows_ / kBatch) * full + static_cast<size_t>(n_partial) * partial;
   }
 
-  void place(uint8_t *work, int64_t /*n_threads*/) {
+  void place(uint8_t *work) {
     header_ = reinterpret_cast<Header *>(work);
     counter = &header_->counter;
     work += round_up(sizeof(Header));
@@ -421,7 +421,7 @@ void compute_dense(const df2_qmm_kernel &kernel, const ggml_compute_params &para
 
 void compute_experts(const df2_qmm_kernel &kernel, const ggml_compute_params &params, const ggml_tensor *op) {
   ExpertProduct product(kernel, op);
-  product.place(align_up(params.wdata), params.nth);
+  product.place(align_up(params.wdata));
   const Team<ExpertProduct> team(kernel, product, params);
   if (params.ith == 0) {
     product.plan();

@@ -28,7 +28,6 @@ class DrafterCache {
   DrafterCache(const DrafterParams &params, int32_t full_window, ggml_type type, ggml_backend_t backend);
 
   bool has(LayerKind kind) const { return rings_[kind] != nullptr; }
-  SlotRing &ring(LayerKind kind) { return *rings_[kind]; }
   const SlotRing &ring(LayerKind kind) const { return *rings_[kind]; }
   const std::vector<CacheLayer> &layers() const { return layers_; }
 
