@@ -13,8 +13,9 @@
 #define MAX_MESSAGES 20
 
 static char current_case[256]; /* empty: none was named yet */
-static int64_t n_checks;
-static int64_t n_failures;
+/* threads may check, too */
+static _Atomic int64_t n_checks;
+static _Atomic int64_t n_failures;
 
 static void on_crash(int number) {
   static const char text[] = "crashed in: ", start[] = "start";
@@ -68,8 +69,8 @@ int test_finish(const char *name) {
     printf("%s: FAILED, nothing was tested\n", name);
     return 1;
   }
-  printf("%s: %s, %" PRId64 " checks, %" PRId64 " failures\n", name, n_failures == 0 ? "passed" : "FAILED", n_checks,
-         n_failures);
+  printf("%s: %s, %" PRId64 " checks, %" PRId64 " failures\n", name, n_failures == 0 ? "passed" : "FAILED",
+         (int64_t)n_checks, (int64_t)n_failures);
   return n_failures == 0 ? 0 : 1;
 }
 
@@ -82,12 +83,13 @@ void test_case(const char *format, ...) {
 
 bool test_check(bool condition, const char *format, ...) {
   ++n_checks;
-  if (!condition && ++n_failures <= MAX_MESSAGES) {
+  const int64_t nth_failure = condition ? 0 : ++n_failures;
+  if (!condition && nth_failure <= MAX_MESSAGES) {
     va_list arguments;
     va_start(arguments, format);
     fprintf(stderr, "%s%s", current_case, *current_case != '\0' ? ": " : "");
     vfprintf(stderr, format, arguments);
-    fprintf(stderr, "%s\n", n_failures == MAX_MESSAGES ? " (no more messages)" : "");
+    fprintf(stderr, "%s\n", nth_failure == MAX_MESSAGES ? " (no more messages)" : "");
     va_end(arguments);
   }
   return condition;
