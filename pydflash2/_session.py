@@ -168,9 +168,7 @@ class DrafterInfo:
     selector_rank: int
     selector_top_k: int
     window: int  # tokens; 0: every layer attends to everything
-    tap_layers: tuple[
-        int, ...
-    ]  # counted as layer inputs: k is the output of target layer k - 1, from 1
+    tap_layers: tuple[int, ...]  # as layer inputs: k is the output of target layer k - 1, from 1
     mask_token: int
     is_causal: bool
     weights_bytes: int  # memory-mapped
@@ -181,8 +179,8 @@ class Drafter(_Handle):
     """A drafter file. Immutable: may be shared by sessions on any threads, and closed before them.
 
     version: require DFlash 1 or 2; None takes either. kernels: as Target's.
-    Raises ModelFileError, ModelFormatError, UnsupportedError, OutOfMemoryError,
-    InvalidArgumentError.
+    Raises ModelFileError, ModelFormatError (MismatchError: another version), UnsupportedError,
+    OutOfMemoryError, InvalidArgumentError.
     """
 
     def __init__(
