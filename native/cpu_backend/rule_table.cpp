@@ -41,16 +41,20 @@ class StockWork {
     const std::lock_guard<std::mutex> lock(mutex_);
     ggml_graph_clear(graph_);
     ggml_graph_add_node(graph_, op);
-    is_asking = true;
-    const size_t n_bytes = ggml_graph_plan(graph_, n_threads, nullptr).work_size;
-    is_asking = false;
-    return n_bytes;
+    const Asking asking;
+    return ggml_graph_plan(graph_, n_threads, nullptr).work_size;
   }
 
   // Whether this thread is asking: rules do not match meanwhile.
   static thread_local bool is_asking;
 
  private:
+  // Ends even where ggml gives up: a LoadGuard makes an exception of that.
+  struct Asking {
+    Asking() { is_asking = true; }
+    ~Asking() { is_asking = false; }
+  };
+
   std::mutex mutex_;
   ggml_context_ptr context_{ggml_init({ggml_graph_overhead_custom(1, false), nullptr, true})};
   ggml_cgraph *graph_ = ggml_new_graph_custom(context_.get(), 1, false);
