@@ -20,7 +20,7 @@ void df2_taps_free(df2_taps *taps) {
 }
 
 bool df2_taps_eval(struct ggml_tensor *tensor, bool ask, void *taps) {
-  return static_cast<df2_taps *>(taps)->recorder.on_tensor(tensor, ask);
+  return df2::show_to_taps(tensor, ask, taps);
 }
 
 }  // extern "C"

@@ -45,7 +45,8 @@ MappedFile::~MappedFile() {
 GgufFile::GgufFile(const std::string &path) : path_(path), map_(std::make_shared<MappedFile>(path)) {
   constexpr char kPointer[] = "version https://git-lfs.github.com/spec/";
   if (map_->size() > sizeof(kPointer) && std::memcmp(map_->data(), kPointer, sizeof(kPointer) - 1) == 0) {
-    fail("this is a Git LFS pointer, not the file itself: run `git lfs pull` where it was cloned, or download the file");
+    fail(
+        "this is a Git LFS pointer, not the file itself: run `git lfs pull` where it was cloned, or download the file");
   }
   if (map_->size() < 4 || std::memcmp(map_->data(), GGUF_MAGIC, 4) != 0) {
     fail("this is not a GGUF file (convert a Hugging Face drafter with `pydflash2 convert`)");

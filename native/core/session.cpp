@@ -123,6 +123,15 @@ void Session::drop_decoded(int32_t n_kept) {
   }
 }
 
+// After a failure. What was decoded may have pushed out of a sliding window what came before, which dropping it does
+// not bring back.
+void Session::check_memory() {
+  if (!target_.can_continue_at(n_decoded_)) {
+    poisoned_ = true;
+    throw Error(DF2_EPOISONED, "what failed took the place of earlier tokens in the target's memory; free the session");
+  }
+}
+
 // The logits of the last prefill are gone, so its last token becomes an anchor that will be decoded again.
 void Session::forget_logits() {
   if (n_decoded_ > 0 && n_decoded_ == n_tokens()) {
@@ -169,6 +178,7 @@ void Session::prefill(const int32_t *tokens, int32_t n_tokens) {
   }
   const Stopwatch watch(&stats_.prefill_us);
   const int32_t n_before = n_decoded_;
+  tokens_.reserve(tokens_.size() + static_cast<size_t>(n_tokens));  // afterwards nothing fails
   std::vector<int32_t> undecoded(tokens_.begin() + n_decoded_, tokens_.end());
   undecoded.insert(undecoded.end(), tokens, tokens + n_tokens);
   try {
@@ -176,11 +186,12 @@ void Session::prefill(const int32_t *tokens, int32_t n_tokens) {
     decode_prompt(undecoded);
   } catch (...) {
     n_decoded_ = n_before;
-    n_pending_ = 0;
+    n_pending_ = 0;  // should injecting have failed, the drafter lacks these: it only drafts worse
     if (runner_ != nullptr) {
       runner_->rewind(n_before);
     }
     drop_decoded(n_before);
+    check_memory();
     forget_logits();
     throw;
   }
@@ -270,6 +281,7 @@ df2_step_result Session::cycle(int32_t *tokens, int32_t capacity) {
     flush_pending();
   }
   const Batch batch = make_batch(capacity);
+  tokens_.reserve(tokens_.size() + batch.tokens.size());  // once the memory is cut nothing fails
   df2_step_result result;
   try {
     verify(batch);
@@ -277,6 +289,7 @@ df2_step_result Session::cycle(int32_t *tokens, int32_t capacity) {
   } catch (...) {
     // a failed decode may leave some micro-batches behind, a failed sampler leaves them all
     drop_decoded(n_decoded_);
+    check_memory();
     throw;
   }
   keep(batch, tokens, result.n_tokens);

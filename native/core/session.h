@@ -76,6 +76,7 @@ class Session {
   void decode_prompt(const std::vector<int32_t> &tokens);
   void forget_logits();
   void drop_decoded(int32_t n_kept);
+  void check_memory();
   float *pending_room(int32_t n_rows);
   void flush_pending();
 

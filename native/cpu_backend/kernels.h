@@ -42,8 +42,8 @@ ggml_backend_buffer_type_t drafter_buffer_type();
 // and tests, once per process.
 Registration register_kernels(const KernelTable &table, const char *isa);
 
-// Multiplies small matrices through ggml, with packed and with plain weights, and compares. The buffer type must be in
-// ggml's list. Returns what is wrong, or "".
+// Multiplies small matrices through ggml, with packed and with plain weights, attends likewise, and compares with
+// ggml's own. The buffer type must be in ggml's list. Returns what is wrong, or "".
 std::string self_test_kernels(const KernelTable &table);
 
 }  // namespace df2

@@ -13,7 +13,7 @@
 #include "common/cpu_count.h"
 #include "cpu_backend/ggml_cpu_internals.h"
 #include "cpu_backend/packed_weights.h"
-#include "cpu_backend/rule_table.h"
+#include "cpu_backend/rules.h"
 #include "cpu_backend/source_pages.h"
 #include "cpu_backend/stock.h"
 #include "ggml-cpu.h"
@@ -198,15 +198,19 @@ enum ggml_status init_tensor(ggml_backend_buffer_t /*buffer*/, struct ggml_tenso
   return can_pack(tensor) ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
 }
 
+// The weights that a tensor is, or shows.
+const ggml_tensor *root(const ggml_tensor *tensor) {
+  return tensor->view_src != nullptr ? tensor->view_src : tensor;
+}
+
 void set_tensor(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor, const void *data, size_t offset,
                 size_t size) {
-  contents(buffer)->set(tensor, data, offset, size);
+  contents(buffer)->set(root(tensor), data, offset + tensor->view_offs, size);
 }
 
 void get_tensor(ggml_backend_buffer_t buffer, const struct ggml_tensor *tensor, void *data, size_t offset,
                 size_t size) {
-  const ggml_tensor *weights = tensor->view_src != nullptr ? tensor->view_src : tensor;
-  contents(buffer)->get(weights, static_cast<uint8_t *>(data), offset + tensor->view_offs, size);
+  contents(buffer)->get(root(tensor), static_cast<uint8_t *>(data), offset + tensor->view_offs, size);
 }
 
 void clear(ggml_backend_buffer_t buffer, uint8_t value) {
@@ -229,7 +233,9 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
     iface.set_tensor = set_tensor;
     iface.get_tensor = get_tensor;
     iface.clear = clear;
-    return ggml_backend_buffer_init(type, iface, buffer.release(), size);
+    ggml_backend_buffer_t made = ggml_backend_buffer_init(type, iface, buffer.get(), size);
+    buffer.release();
+    return made;
   } catch (const std::bad_alloc &) {
     return nullptr;
   }
@@ -246,10 +252,10 @@ size_t get_alloc_size(ggml_backend_buffer_type_t /*type*/, const struct ggml_ten
 
 // -- ggml::cpu::extra_buffer_type ---------------------------------------------------------------------------------
 
-class PackedWeights final : public ggml::cpu::extra_buffer_type {
+class PackedBufferType final : public ggml::cpu::extra_buffer_type {
  public:
   bool supports_op(ggml_backend_dev_t /*device*/, const ggml_tensor *op) override {
-    if (wants_stock_weights() || !can_multiply(op)) {
+    if (wants_stock() || !can_multiply(op)) {
       return false;
     }
     const ggml_backend_buffer_t x_buffer = op->src[1]->buffer;
@@ -265,7 +271,7 @@ ggml_backend_buffer_type_t packed_buffer_type() {
   static ggml_backend_buffer_type type = {
       /*.iface =*/{get_name, alloc_buffer, get_alignment, nullptr, get_alloc_size, nullptr},
       /*.device =*/ggml_backend_reg_dev_get(ggml_backend_cpu_reg(), 0),
-      /*.context =*/new PackedWeights(),  // never destroyed: ggml may ask for it until the process is gone
+      /*.context =*/new PackedBufferType(),  // never destroyed: ggml may ask for it until the process is gone
   };
   return &type;
 }

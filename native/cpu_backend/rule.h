@@ -39,7 +39,8 @@ class Rule {
   // One thread's part of computing a node that was claimed.
   virtual void compute(const ggml_compute_params &params, ggml_tensor *op) const = 0;
 
-  // Whether ggml can compute the node as well, and is left to where its reference implementation is asked for.
+  // Whether ggml can compute the node as well. It is left to where its reference implementation is asked for, and in a
+  // StockScope.
   virtual bool can_stand_aside() const { return true; }
 
  private:

@@ -6,7 +6,6 @@
 #include "cpu_backend/kernel_table.h"
 #include "cpu_backend/node.h"
 #include "cpu_backend/rule.h"
-#include "cpu_backend/stock.h"
 #include "cpu_backend/work_area.h"
 #include "ops/common/split.h"
 
@@ -301,8 +300,7 @@ bool is_known_attention(const ggml_tensor *op) {
 class AttentionRule final : public Rule {
  public:
   bool matches(const ggml_tensor *op) const override {
-    return op->op == GGML_OP_FLASH_ATTN_EXT && kernels_in_use().attention != nullptr && is_known_attention(op) &&
-           !is_stock_buffer(op->src[1]->buffer);
+    return op->op == GGML_OP_FLASH_ATTN_EXT && kernels_in_use().attention != nullptr && is_known_attention(op);
   }
 
   size_t work_bytes(int n_threads, const ggml_tensor *op) const override {

@@ -6,7 +6,6 @@
 #include "cpu_backend/kernel_table.h"
 #include "cpu_backend/node.h"
 #include "cpu_backend/rule.h"
-#include "cpu_backend/stock.h"
 #include "ggml-cpu.h"
 #include "ops/common/split.h"
 
@@ -81,8 +80,7 @@ bool is_few_plain_rows(const ggml_tensor *op) {
 class RowwiseRule final : public Rule {
  public:
   bool matches(const ggml_tensor *op) const override {
-    return op->op == GGML_OP_MUL_MAT && !kernels_in_use().is_empty() && is_few_plain_rows(op) &&
-           !is_stock_buffer(op->src[0]->buffer);
+    return op->op == GGML_OP_MUL_MAT && !kernels_in_use().is_empty() && is_few_plain_rows(op);
   }
 
   size_t work_bytes(int /*n_threads*/, const ggml_tensor *op) const override {

@@ -1,4 +1,4 @@
-// Small products through ggml's CPU back end, as a model would ask for them, to find out whether this llama.cpp and
+// Small products and attention through ggml's CPU back end, as a model would ask for them, to find out whether this llama.cpp and
 // this CPU do with our kernels what they were made for.
 #include <cmath>
 #include <cstring>
@@ -141,8 +141,6 @@ class AttentionGraph {
     fill();
   }
 
-  ggml_backend_buffer_t buffer() const { return buffer_.get(); }
-
   std::vector<float> compute(ggml_backend_t backend) const {
     check(ggml_backend_graph_compute(backend, graph_) == GGML_STATUS_SUCCESS, "attention cannot be computed");
     std::vector<float> y(static_cast<size_t>(ggml_nelements(y_)));
@@ -185,7 +183,7 @@ void test_attention(ggml_backend_t backend, int n_threads) {
   const AttentionGraph attention;
   std::vector<float> expected;
   {
-    const StockBuffers stock({attention.buffer()});
+    const StockScope stock(true);
     ggml_backend_cpu_set_n_threads(backend, 1);
     expected = attention.compute(backend);
   }

@@ -65,7 +65,8 @@ int32_t tapped_layer(const char *name) {
   }
   char *end = nullptr;
   const long layer = std::strtol(name + kPrefixLength, &end, 10);
-  return end != name + kPrefixLength && *end == '\0' ? static_cast<int32_t>(layer + 1) : -1;
+  const bool is_number = end != name + kPrefixLength && *end == '\0' && layer >= 0 && layer < INT32_MAX;
+  return is_number ? static_cast<int32_t>(layer + 1) : -1;
 }
 
 TapRecorder::TapRecorder() {
@@ -89,7 +90,8 @@ TapRecorder::~TapRecorder() {
 void TapRecorder::select(const std::vector<int32_t> &layers, int64_t n_embd, TapForm form) {
   n_taps_ = 0;
   for (const int32_t layer : layers) {
-    taps_.at(static_cast<size_t>(n_taps_++)).layer = layer;
+    taps_.at(static_cast<size_t>(n_taps_)).layer = layer;
+    ++n_taps_;
   }
   n_embd_ = n_embd;
   form_ = form;

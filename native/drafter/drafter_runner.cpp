@@ -7,6 +7,7 @@
 #include "common/compute_threads.h"
 #include "common/error.h"
 #include "common/stopwatch.h"
+#include "cpu_backend/stock.h"
 #include "ggml-cpu.h"
 
 namespace df2 {
@@ -194,6 +195,7 @@ void DrafterRunner::set_sampling(const DrafterGraph &graph, const Sampling &samp
 }
 
 void DrafterRunner::compute(const DrafterGraph &graph) {
+  const StockScope stock(!drafter_->kernels().has_value());
   if (ggml_backend_graph_compute(backend_.get(), graph.graph) != GGML_STATUS_SUCCESS) {
     throw Error(DF2_EBACKEND, "ggml could not compute the drafter");
   }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/error.h"
+#include "cpu_backend/kernels.h"
 #include "cpu_backend/rule_taps.h"
 #include "target/architectures.h"
 #include "target/llama_internals.h"
@@ -137,7 +138,9 @@ std::string outputs_problem(const ProbedGraph &probed, const TapRequest &request
 }
 
 bool can_use_rule(const ProbedGraph &probed, const TapRequest &request, TapForm form) {
-  return request.may_use_rules && std::all_of(request.layers.begin(), request.layers.end(), [&](int32_t layer) {
+  // a reserved graph does not tell where its nodes will be computed, only where what they read is
+  return request.may_use_rules && is_all_on_cpu(probed.graph) &&
+         std::all_of(request.layers.begin(), request.layers.end(), [&](int32_t layer) {
            return can_compute_tapped(find_nodes(probed.graph, format("l_out-%d", layer - 1))[0], form);
          });
 }
@@ -148,7 +151,20 @@ bool can_use_inputs(const TapRequest &request, const TapTraits &traits) {
   return traits.records_inputs && (traits.records_last || !taps_last);
 }
 
+// Why a layer's output that is where it should be is not read by a rule.
+std::string why_no_rules(const TapRequest &request) {
+  const char *note = kernel_status().note;
+  if (request.may_use_rules) {
+    return "not used for it, or not for all layers of this context";
+  }
+  return *note != '\0' ? format("not in use (%s)", note) : std::string("off for this target");
+}
+
 }  // namespace
+
+bool show_to_taps(ggml_tensor *tensor, bool ask, void *taps) noexcept {
+  return static_cast<df2_taps *>(taps)->recorder.on_tensor(tensor, ask);
+}
 
 std::unique_ptr<TapSource> make_tap_source(const TapRequest &request) {
   const TapTraits traits = tap_traits(request.architecture);
@@ -168,10 +184,10 @@ std::unique_ptr<TapSource> make_tap_source(const TapRequest &request) {
                                          request.architecture.c_str(), problem.c_str()));
   }
   throw Error(DF2_EUNSUPPORTED,
-              format("the hidden states of architecture '%s' cannot be read from this context without this library's "
-                     "kernels; enable them before any model is loaded, create the context with df2_taps_eval as "
-                     "cb_eval, or open the target with df2_target_open",
-                     request.architecture.c_str()));
+              format("the hidden states of architecture '%s' cannot be read from this context: this library's kernels, "
+                     "which would, are %s; enable them, load the model with pydflash2.load or df2_target_open, or "
+                     "create the context with df2_taps_eval as cb_eval",
+                     request.architecture.c_str(), why_no_rules(request).c_str()));
 }
 
 }  // namespace df2

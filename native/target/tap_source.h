@@ -19,6 +19,9 @@ struct df2_taps {
 
 namespace df2 {
 
+// df2_taps_eval, for contexts of this library's own.
+bool show_to_taps(ggml_tensor *tensor, bool ask, void *taps) noexcept;
+
 class TapSource {
  public:
   virtual ~TapSource() = default;

@@ -40,15 +40,15 @@ ggml_tensor *find_token_embd(ggml_cgraph *graph, int64_t n_embd, int64_t n_vocab
   return nullptr;
 }
 
-bool on_cpu(const ggml_tensor *tensor) {
-  if (tensor->buffer == nullptr) {
+bool is_on_cpu(ggml_backend_buffer_t buffer) {
+  if (buffer == nullptr) {
     return false;
   }
-  if (ggml_backend_buffer_is_host(tensor->buffer)) {
+  if (ggml_backend_buffer_is_host(buffer)) {
     return true;
   }
   // repacked weights are not host-readable, yet the CPU back end computes with them
-  ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
+  ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer));
   return device != nullptr && ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 
@@ -84,7 +84,7 @@ SharedWeights find_shared_weights(ggml_cgraph *graph, int64_t n_embd, int64_t n_
   if (shared.head->ne[0] != n_embd || shared.head->ne[1] < n_vocab) {
     throw Error(DF2_EUNSUPPORTED, "the target's head does not have a row of hidden size for every token");
   }
-  if (!on_cpu(shared.head) || !on_cpu(shared.token_embd)) {
+  if (!is_on_cpu(shared.head->buffer) || !is_on_cpu(shared.token_embd->buffer)) {
     throw Error(DF2_EUNSUPPORTED,
                 "the target's head or embeddings are not in CPU memory; load it with n_gpu_layers = 0");
   }
@@ -103,6 +103,11 @@ std::vector<ggml_backend_buffer_t> stored_buffers(ggml_cgraph *graph) {
     }
   }
   return {buffers.begin(), buffers.end()};
+}
+
+bool is_all_on_cpu(ggml_cgraph *graph) {
+  const std::vector<ggml_backend_buffer_t> buffers = stored_buffers(graph);
+  return std::all_of(buffers.begin(), buffers.end(), is_on_cpu);
 }
 
 PackedBytes packed_weights(ggml_cgraph *graph) {

@@ -32,6 +32,9 @@ SharedWeights find_shared_weights(ggml_cgraph *graph, int64_t n_embd, int64_t n_
 // The buffers of weights and caches.
 std::vector<ggml_backend_buffer_t> stored_buffers(ggml_cgraph *graph);
 
+// Whether the CPU back end computes with all weights and caches.
+bool is_all_on_cpu(ggml_cgraph *graph);
+
 // How much of the weights is packed.
 PackedBytes packed_weights(ggml_cgraph *graph);
 

@@ -9,6 +9,7 @@
 #include "cpu_backend/kernels.h"
 #include "cpu_backend/packed_buffer.h"
 #include "cpu_backend/packed_weights.h"
+#include "cpu_backend/stock.h"
 #include "target/target.h"
 #include "target/target_graph.h"
 
@@ -97,7 +98,7 @@ auto null_if_it_throws(const Call &call) -> decltype(call()) {
 void load_model(const std::string &path, const LoadGuard &guard, OwnContext *own) {
   llama_model_params params = llama_model_default_params();
   params.n_gpu_layers = 0;  // the drafter computes with the head and embeddings on the CPU
-  const StockWeights stock(!own->kernels);
+  const StockScope stock(!own->kernels);
   const PackedCount packed;
   own->model.reset(null_if_it_throws([&] { return llama_model_load_from_file(path.c_str(), params); }));
   own->packed = packed.bytes();
@@ -115,7 +116,7 @@ llama_context_params context_params(const TargetOptions &options, const OwnConte
   params.n_threads = options.n_threads > 0 ? options.n_threads : physical_cores();
   params.n_threads_batch = params.n_threads;
   params.n_seq_max = 1;
-  params.cb_eval = df2_taps_eval;
+  params.cb_eval = show_to_taps;
   params.cb_eval_user_data = own.taps.get();
   params.no_perf = true;
   return params;
@@ -146,9 +147,6 @@ OwnContext load(const std::string &path, const TargetOptions &options) {
   const LoadGuard guard;
   load_model(path, guard, &own);
   create_context(path, options, guard, &own);
-  if (!own.kernels) {
-    own.stock = std::make_unique<StockBuffers>(stored_buffers(probe_graph(own.context.get()).graph));
-  }
   return own;
 }
 

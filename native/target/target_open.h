@@ -5,7 +5,6 @@
 #include <string>
 
 #include "cpu_backend/packed_bytes.h"
-#include "cpu_backend/stock.h"
 #include "ggml-cpu.h"
 #include "llama-cpp.h"
 #include "target/tap_source.h"
@@ -24,7 +23,6 @@ struct OwnContext {
   std::unique_ptr<ggml_threadpool, ThreadpoolDeleter> threadpool;
   llama_model_ptr model;
   llama_context_ptr context;
-  std::unique_ptr<StockBuffers> stock;  // keeps the kernels away, with kernels off
   PackedBytes packed;
   bool kernels;  // whether this library's are in use
 };

@@ -9,6 +9,7 @@
 #include "check.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
+#include "ops/qmm/qmm.h"
 
 inline std::vector<float> noise(size_t n, uint32_t seed) {
   std::vector<float> values(n);
@@ -77,10 +78,17 @@ inline bool same_bits(const std::vector<float> &a, const std::vector<float> &b) 
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+// Every type with matmul kernels.
 inline const std::vector<ggml_type> &kernel_types() {
-  static const std::vector<ggml_type> types = {GGML_TYPE_Q4_0,   GGML_TYPE_Q4_1,   GGML_TYPE_Q5_0, GGML_TYPE_Q5_1,
-                                               GGML_TYPE_Q8_0,   GGML_TYPE_Q3_K,   GGML_TYPE_Q4_K, GGML_TYPE_Q5_K,
-                                               GGML_TYPE_Q6_K,   GGML_TYPE_IQ4_NL, GGML_TYPE_F16,  GGML_TYPE_BF16,
-                                               GGML_TYPE_IQ4_XS, GGML_TYPE_MXFP4,  GGML_TYPE_F32};
+  static const auto types = [] {
+    std::vector<ggml_type> found;
+    for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
+      const char *name = ggml_type_name(static_cast<ggml_type>(i));
+      if (name != nullptr && df2_qmm_type_of_name(name) != DF2_QMM_N_TYPES) {
+        found.push_back(static_cast<ggml_type>(i));
+      }
+    }
+    return found;
+  }();
   return types;
 }

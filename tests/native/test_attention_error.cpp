@@ -188,7 +188,7 @@ class Problem {
   }
 
   std::vector<float> stock_result() const {
-    const df2::StockBuffers stock({keys_.weights.buffer.get()});
+    const df2::StockScope stock(true);
     return result();
   }
 

@@ -268,9 +268,9 @@ void test_what_is_taken() {
   CHECK(!is_taken(GGML_TYPE_F32, 8, 1, GGML_OP_MUL_MAT));
   CHECK(!is_taken(GGML_TYPE_Q2_K, 256, 1, GGML_OP_MUL_MAT));
   {
-    const df2::StockWeights stock(true);
+    const df2::StockScope stock(true);
     CHECK(!is_taken(GGML_TYPE_Q4_0, 256, 1, GGML_OP_MUL_MAT));
-    const df2::StockWeights inner(false);
+    const df2::StockScope inner(false);
     CHECK(!is_taken(GGML_TYPE_Q4_0, 256, 1, GGML_OP_MUL_MAT));
   }
   CHECK(is_taken(GGML_TYPE_Q4_0, 256, 1, GGML_OP_MUL_MAT));

@@ -307,7 +307,8 @@ void test_stream_mean() {
 void test_names() {
   CHECK(df2::tapped_layer("l_out-0") == 1);
   CHECK(df2::tapped_layer("l_out-31") == 32);
-  for (const char *name : {"l_out", "l_out-", "l_out-x", "l_out-3 (view)", "mtp_l_out-3", "result_norm", ""}) {
+  for (const char *name : {"l_out", "l_out-", "l_out-x", "l_out-3 (view)", "l_out-99999999999999999999", "l_out--1",
+                           "mtp_l_out-3", "result_norm", ""}) {
     CHECK(df2::tapped_layer(name) == -1);
   }
 }

@@ -1,10 +1,11 @@
-#include "cpu_backend/rule_table.h"
+#include "cpu_backend/rules.h"
 
 #include <algorithm>
 #include <mutex>
 
 #include "cpu_backend/packed_weights.h"
 #include "cpu_backend/rule.h"
+#include "cpu_backend/stock.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 
@@ -21,7 +22,7 @@ const Rule *first_match(const ggml_tensor *op) {
   };
   for (const Get get : kRules) {
     const Rule &rule = get();
-    if (rule.matches(op)) {
+    if ((!wants_stock() || !rule.can_stand_aside()) && rule.matches(op)) {
       return &rule;
     }
   }
