@@ -108,9 +108,12 @@ class TapRule final : public Rule {
     for (int64_t row = share.begin; row < share.end; ++row) {
       auto *out = static_cast<float *>(op->data) + row * op->ne[0];
       compute_row(op, row, out);
-      if (row < mark.n_rows) {  // rows of other streams come behind those
+      if (mark.out != nullptr && row < mark.n_rows) {  // rows of other streams come behind those
         std::memcpy(mark.out + row * mark.stride, out, static_cast<size_t>(op->ne[0]) * sizeof(float));
       }
+    }
+    if (mark.out == nullptr) {
+      return;  // planned while something was recorded, computed once more after that
     }
     const int64_t n_copied = std::min(share.end, mark.n_rows) - std::min(share.begin, mark.n_rows);
     mark.n_copied->fetch_add(n_copied, std::memory_order_relaxed);

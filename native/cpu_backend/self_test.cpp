@@ -1,5 +1,5 @@
-// Small products and attention through ggml's CPU back end, as a model would ask for them, to find out whether this llama.cpp and
-// this CPU do with our kernels what they were made for.
+// Small products and attention through ggml's CPU back end, as a model would ask for them, to find out whether this
+// llama.cpp and this CPU do with our kernels what they were made for.
 #include <cmath>
 #include <cstring>
 #include <system_error>

@@ -83,6 +83,7 @@ TapRecorder::TapRecorder() {
 }
 
 TapRecorder::~TapRecorder() {
+  end();
   const std::lock_guard<std::mutex> lock(slots().mutex);
   slot_->is_taken = false;
 }
@@ -108,9 +109,17 @@ void TapRecorder::begin(float *features, int64_t n_rows) {
   }
 }
 
+void TapRecorder::end() {
+  features_ = nullptr;
+  for (Mark &mark : slot_->marks) {
+    mark.out = nullptr;
+  }
+}
+
 bool TapRecorder::is_complete() const {
-  return !failed_ && std::all_of(taps_.begin(), taps_.begin() + n_taps_,
-                                 [this](const Tap &tap) { return tap.n_copied == n_rows_; });
+  return !failed_ && n_taps_ > 0 && std::all_of(taps_.begin(), taps_.begin() + n_taps_, [this](const Tap &tap) {
+    return tap.n_copied == n_rows_;
+  });
 }
 
 const TapRecorder::Tap *TapRecorder::find(const char *name) const noexcept {

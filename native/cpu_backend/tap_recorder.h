@@ -54,8 +54,9 @@ class TapRecorder {
   // Whether every layer gave every row since begin().
   bool is_complete() const;
 
-  // Forgets where features go. Nothing is recorded until the next begin().
-  void end() { features_ = nullptr; }
+  // Forgets where features go, also in marks of nodes that may be computed again. Nothing is recorded until the next
+  // begin().
+  void end();
 
   // llama.cpp's evaluation callback, which must not throw: the graph is cut after each layer's output to copy it.
   bool on_tensor(ggml_tensor *tensor, bool ask) noexcept;

@@ -55,10 +55,16 @@ class RuleTaps final : public TapSource {
 
 class CallbackTaps final : public TapSource {
  public:
-  CallbackTaps(const TapRequest &request, TapForm form) : recorder_(request.taps->recorder) {
+  CallbackTaps(const TapRequest &request, TapForm form) : taps_(*request.taps), recorder_(taps_.recorder) {
+    if (taps_.is_read.exchange(true)) {
+      throw Error(DF2_EINVAL, "another session reads hidden states by this df2_taps; each context needs its own");
+    }
     recorder_.select(request.layers, request.n_embd, form);
   }
-  ~CallbackTaps() override { recorder_.select({}, 0, TapForm::kRow); }
+  ~CallbackTaps() override {
+    recorder_.select({}, 0, TapForm::kRow);
+    taps_.is_read = false;
+  }
 
   void read(float *features, int64_t n_rows, const std::function<void()> &decode) override {
     const Recording recording(&recorder_, features, n_rows);
@@ -69,6 +75,7 @@ class CallbackTaps final : public TapSource {
   }
 
  private:
+  df2_taps &taps_;
   TapRecorder &recorder_;
 };
 

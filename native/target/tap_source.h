@@ -2,6 +2,7 @@
 // callback, or as llama.cpp's layer-input outputs.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,6 +16,7 @@ struct llama_context;
 // The public handle, and what the evaluation callback is given.
 struct df2_taps {
   df2::TapRecorder recorder;
+  std::atomic<bool> is_read{false};  // by a session
 };
 
 namespace df2 {
@@ -44,7 +46,7 @@ struct TapRequest {
 };
 
 // The first way that works: a rule, which leaves the graph whole; the callback, which works without kernels; layer
-// inputs. Throws DF2_EUNSUPPORTED, saying why, if none does.
+// inputs. Throws DF2_EUNSUPPORTED, saying why, if none does, and DF2_EINVAL for taps that another session reads.
 std::unique_ptr<TapSource> make_tap_source(const TapRequest &request);
 
 }  // namespace df2

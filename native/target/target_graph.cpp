@@ -55,7 +55,10 @@ bool is_on_cpu(ggml_backend_buffer_t buffer) {
 }  // namespace
 
 ProbedGraph probe_graph(llama_context *context) {
-  const uint32_t n_tokens = std::min(llama_n_ubatch(context), llama_n_ctx_seq(context));
+  // where each sequence has a cache of its own, the graph is cut into as many parts, which must be equal
+  const uint32_t n_seq = llama_n_seq_max(context);
+  const uint32_t n_most = std::min(llama_n_ubatch(context), llama_n_ctx_seq(context));
+  const uint32_t n_tokens = std::max(n_seq, n_most / n_seq * n_seq);
   ggml_cgraph *graph = llama_graph_reserve(context, n_tokens, 1, 1);
   if (graph == nullptr) {
     throw Error(DF2_ENOMEM, "llama.cpp cannot reserve the target's compute buffers");

@@ -20,6 +20,9 @@ struct Cases {
 // Whether weights go into packed buffers where they can; false until then.
 void set_packs_weights(bool packs);
 
+// Whether the last node of each case is read as the output of a tapped layer; false until then.
+void set_taps(bool taps);
+
 const Cases &cases();
 
 }  // namespace backend_ops

@@ -1,9 +1,10 @@
 // llama.cpp's own test of its back ends, run on ggml's CPU back end with this library's kernels. The suite compares
 // each case with a second CPU back end that is told to use ggml's reference code, where this library stands aside.
 //
-// usage: backend_ops OPERATIONS [--packed | --untouched] [suite options]
+// usage: backend_ops OPERATIONS [--packed | --tapped | --untouched] [suite options]
 // OPERATIONS and options are test-backend-ops': -p REGEX chooses cases by their parameters; no -j, one case at a time.
-// --packed: weights are packed where they can be; --untouched: this library must leave all of it to ggml.
+// --packed: weights are packed where they can be; --tapped: results are read as outputs of layers; --untouched: this
+// library must leave all of it to ggml.
 
 #include <cstdio>
 #include <cstring>
@@ -19,7 +20,7 @@ namespace {
 
 constexpr int kSkipped = 77;  // SKIP_RETURN_CODE
 
-enum class Mode { kPlain, kPacked, kUntouched };
+enum class Mode { kPlain, kPacked, kTapped, kUntouched };
 
 // 0, or what to exit with.
 int enable_kernels() {
@@ -77,7 +78,7 @@ bool is_meaningful(Mode mode) {
 
 int main(int argc, char **argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: backend_ops OPERATIONS [--packed | --untouched] [suite options]\n");
+    std::fprintf(stderr, "usage: backend_ops OPERATIONS [--packed | --tapped | --untouched] [suite options]\n");
     return 2;
   }
   std::vector<char *> arguments;
@@ -88,6 +89,8 @@ int main(int argc, char **argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--packed") == 0) {
       mode = Mode::kPacked;
+    } else if (std::strcmp(argv[i], "--tapped") == 0) {
+      mode = Mode::kTapped;
     } else if (std::strcmp(argv[i], "--untouched") == 0) {
       mode = Mode::kUntouched;
     } else {
@@ -100,6 +103,7 @@ int main(int argc, char **argv) {
   }
   install_probe();
   set_packs_weights(mode == Mode::kPacked);
+  set_taps(mode == Mode::kTapped);
   const int status = backend_ops_suite(static_cast<int>(arguments.size()), arguments.data());
   return is_meaningful(mode) && status == 0 ? 0 : 1;
 }

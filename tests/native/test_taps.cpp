@@ -2,10 +2,13 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "check.h"
+#include "common/error.h"
 #include "cpu_backend/rule_taps.h"
 #include "dflash2.h"
 #include "ggml_nodes.h"
@@ -137,6 +140,61 @@ void test_model(llama_model *model) {
     CHECK(!with_callback.cut({9}).is_complete);
   }
   df2_taps_free(taps);
+}
+
+// A decode that shows no hidden states is an error; so are taps of two sessions at once.
+void test_sources(llama_model *model) {
+  llama_context_params params = llama_context_default_params();
+  params.n_ctx = 256;
+  llama_context *context = llama_init_from_model(model, params);
+  df2_taps taps;
+  std::vector<float> features(static_cast<size_t>(llama_model_n_embd(model)));
+  df2::TapRequest request = {context, "llama", {1}, llama_model_n_embd(model), llama_model_n_layer(model), &taps, true};
+  const auto status_of = [](const std::function<void()> &work) {
+    try {
+      work();
+      return DF2_OK;
+    } catch (const df2::Error &error) {
+      return error.status();
+    }
+  };
+  for (const bool may_use_rules : {true, false}) {
+    request.may_use_rules = may_use_rules;
+    const std::unique_ptr<df2::TapSource> source = df2::make_tap_source(request);
+    CHECK(taps.is_read == !may_use_rules);
+    CHECK(status_of([&] { source->read(features.data(), 1, [] {}); }) == DF2_EBACKEND);
+  }
+  CHECK(!taps.is_read);
+  const std::unique_ptr<df2::TapSource> source = df2::make_tap_source(request);
+  CHECK(status_of([&] { df2::make_tap_source(request); }) == DF2_EINVAL);
+  CHECK(taps.is_read);
+  llama_free(context);
+}
+
+// Contexts for several sequences, whose graphs are cut into as many parts, are probed without ending the process.
+void test_several_sequences(llama_model *model) {
+  for (const uint32_t n_seq : {1, 2, 3}) {
+    for (const uint32_t n_ubatch : {1, 5, 512}) {
+      llama_context_params params = llama_context_default_params();
+      params.n_ctx = 256 * n_seq;
+      params.n_seq_max = n_seq;
+      params.n_ubatch = n_ubatch;
+      params.kv_unified = false;
+      llama_context *context = llama_init_from_model(model, params);
+      df2_target *target = nullptr;
+      df2_session *session = nullptr;
+      const int32_t prompt[] = {5, 12, 19};
+      int32_t token = 0;
+      df2_step_result result;
+      CHECK_STATUS(df2_target_attach(&target, context, nullptr), DF2_OK);
+      CHECK_STATUS(df2_session_create(&session, target, nullptr, nullptr), DF2_OK);
+      CHECK_STATUS(df2_session_prefill(session, prompt, 3), DF2_OK);
+      CHECK_STATUS(df2_session_step(session, &token, 1, &result), DF2_OK);
+      df2_session_free(session);
+      df2_target_free(target);
+      llama_free(context);
+    }
+  }
 }
 
 // Graphs of a context outlive what read their hidden states.
@@ -276,6 +334,64 @@ void test_unknown_nodes() {
                  TapForm::kStreamMean));
 }
 
+// A recorder goes on after a decode that failed, and takes no more rows than were decoded, in however many graphs.
+void test_recordings() {
+  const Build build = [](ggml_context *context) {
+    ggml_tensor *node = ggml_add(context, input(context, kWidth, kRows), input(context, kWidth, kRows));
+    ggml_set_name(node, "l_out-6");
+    return node;
+  };
+  TapRecorder recorder;
+  recorder.select({7}, kWidth, TapForm::kRow);
+  std::vector<float> features(static_cast<size_t>(2 * kRows * kWidth), -1.0f);
+  const std::vector<float> untouched(static_cast<size_t>(kRows * kWidth), -1.0f);
+  const TapScope scope(&recorder);
+  for (int i = 0; i < 2; ++i) {
+    recorder.begin(features.data(), kRows);
+    const std::vector<float> expected = compute(build, fill_sources, 2);
+    CHECK(recorder.is_complete());
+    CHECK(std::equal(expected.begin(), expected.end(), features.begin()));
+    compute(build, fill_sources, 2);
+    CHECK(!recorder.is_complete());
+    CHECK(std::equal(untouched.begin(), untouched.end(), features.begin() + kRows * kWidth));
+    recorder.end();
+    // nothing is read between decodes, by either way
+    std::fill(features.begin(), features.end(), -1.0f);
+    compute(build, fill_sources, 2);
+    const ggml_context_ptr context = make_context();
+    CHECK(!recorder.on_tensor(build(context.get()), true));
+    CHECK(features[0] == -1.0f);
+  }
+  recorder.select({}, 0, TapForm::kRow);
+  recorder.begin(features.data(), kRows);
+  CHECK(!recorder.is_complete());
+}
+
+// A plan that outlives its recording computes, and copies nothing.
+void test_old_plan() {
+  const ggml_context_ptr context = make_context();
+  ggml_tensor *node = ggml_add(context.get(), input(context.get(), kWidth, kRows), input(context.get(), kWidth, kRows));
+  ggml_set_name(node, "l_out-6");
+  ggml_cgraph *graph = ggml_new_graph_custom(context.get(), 16, false);
+  ggml_build_forward_expand(graph, node);
+  const ggml_backend_ptr backend(ggml_backend_cpu_init());
+  const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(context.get(), backend.get()));
+  fill_sources(node);
+  ggml_backend_graph_plan_t plan = nullptr;
+  {
+    TapRecorder recorder;
+    recorder.select({7}, kWidth, TapForm::kRow);
+    std::vector<float> features(static_cast<size_t>(kRows * kWidth));
+    recorder.begin(features.data(), kRows);
+    const TapScope scope(&recorder);
+    plan = ggml_backend_graph_plan_create(backend.get(), graph);
+    CHECK(ggml_backend_graph_plan_compute(backend.get(), plan) == GGML_STATUS_SUCCESS);
+    CHECK(recorder.is_complete());
+  }
+  CHECK(ggml_backend_graph_plan_compute(backend.get(), plan) == GGML_STATUS_SUCCESS);
+  ggml_backend_graph_plan_free(backend.get(), plan);
+}
+
 // The callback also knows the mean of streams; with as many tokens as streams their shape alone would not tell.
 void test_stream_mean() {
   constexpr int64_t kStreams = 4;
@@ -331,6 +447,8 @@ int main(int argc, char **argv) {
     std::printf("taps: no kernels for this CPU, so no rules\n");
     return report("taps");
   }
+  test_recordings();
+  test_old_plan();
   test_known_nodes();
   test_unknown_nodes();
   llama_model *model = llama_model_load_from_file(argv[1], llama_model_default_params());
@@ -338,6 +456,8 @@ int main(int argc, char **argv) {
   if (model != nullptr) {
     test_model(model);
     test_after_the_recorder(model);
+    test_sources(model);
+    test_several_sequences(model);
     test_threads(model);
     llama_model_free(model);
   }

@@ -394,7 +394,6 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
     assert int(result.stdout) < 150_000, "kilobytes above the start"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_leave_nothing(number: signal.Signals, tmp_path: Path) -> None:
     folder = sparse_checkpoint(tmp_path / "in", n_ff=400_000)
