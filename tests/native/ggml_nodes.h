@@ -75,7 +75,7 @@ inline std::vector<float> multiply(ggml_tensor *weights, const std::vector<float
 }
 
 inline bool same_bits(const std::vector<float> &a, const std::vector<float> &b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 // Every type with matmul kernels.
