@@ -16,7 +16,7 @@ class Rule;
 struct Claim {
   static constexpr uint64_t kMagic = 0x6432'7275'6c65'2121;
   uint64_t magic;
-  const Rule *rule;
+  const Rule *rule;  // null: the node is left to ggml
 };
 
 // Rules are made once and live as long as the process.

@@ -75,10 +75,12 @@ class RuleTable final : public ggml::cpu::tensor_traits {
       return false;
     }
     auto *node = const_cast<ggml_tensor *>(op);  // the graph is the caller's, who is about to compute it
-    if (claim_of(op) != nullptr) {
+    const Claim *earlier = claim_of(op);
+    const bool is_left = earlier != nullptr && earlier->rule == nullptr;
+    if (earlier != nullptr && !is_left) {
       node->extra = nullptr;  // of an earlier plan
     }
-    const Rule *rule = first_match(op);
+    const Rule *rule = is_left ? nullptr : first_match(op);
     if (rule == nullptr) {
       refuse_packed(op);
       return false;
@@ -93,7 +95,7 @@ class RuleTable final : public ggml::cpu::tensor_traits {
 
   bool compute_forward(ggml_compute_params *params, ggml_tensor *op) override {
     const Claim *claim = claim_of(op);
-    if (claim == nullptr || (params->use_ref && claim->rule->can_stand_aside())) {
+    if (claim == nullptr || claim->rule == nullptr || (params->use_ref && claim->rule->can_stand_aside())) {
       return false;
     }
     claim->rule->compute(*params, op);

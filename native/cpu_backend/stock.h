@@ -1,6 +1,8 @@
 // What is left to ggml although there are kernels: models with kernels off.
 #pragma once
 
+struct ggml_tensor;
+
 namespace df2 {
 
 // While one exists, weights that its thread loads are not packed, and graphs that it computes are ggml's, but for
@@ -18,5 +20,8 @@ class StockScope {
 
 // Whether this thread is in such a scope.
 bool wants_stock();
+
+// Leaves one node of a graph to ggml, whoever computes it. To be called before each time the graph is planned.
+void leave_to_ggml(ggml_tensor *node);
 
 }  // namespace df2

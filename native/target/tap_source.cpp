@@ -6,6 +6,7 @@
 #include "common/error.h"
 #include "cpu_backend/kernels.h"
 #include "cpu_backend/rule_taps.h"
+#include "cpu_backend/stock.h"
 #include "target/architectures.h"
 #include "target/llama_internals.h"
 #include "target/target_graph.h"
@@ -170,7 +171,11 @@ std::string why_no_rules(const TapRequest &request) {
 }  // namespace
 
 bool show_to_taps(ggml_tensor *tensor, bool ask, void *taps) noexcept {
-  return static_cast<df2_taps *>(taps)->recorder.on_tensor(tensor, ask);
+  auto *given = static_cast<df2_taps *>(taps);
+  if (ask && given->is_stock) {
+    leave_to_ggml(tensor);
+  }
+  return given->recorder.on_tensor(tensor, ask);
 }
 
 std::unique_ptr<TapSource> make_tap_source(const TapRequest &request) {

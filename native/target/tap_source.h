@@ -17,6 +17,7 @@ struct llama_context;
 struct df2_taps {
   df2::TapRecorder recorder;
   std::atomic<bool> is_read{false};  // by a session
+  bool is_stock = false;             // the context's graphs are ggml's, whoever computes them
 };
 
 namespace df2 {

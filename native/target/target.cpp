@@ -7,7 +7,6 @@
 #include "common/token_hash.h"
 #include "cpu_backend/kernels.h"
 #include "cpu_backend/packed_weights.h"
-#include "cpu_backend/stock.h"
 #include "llama.h"
 #include "target/target_graph.h"
 #include "target/target_open.h"
@@ -128,7 +127,6 @@ int32_t Target::n_token_mismatches(const std::vector<uint32_t> &hashes) const {
 }
 
 void Target::decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits) {
-  const StockScope stock(own_ != nullptr && !own_->kernels);
   fill_batch(batch_.get(), tokens, n_tokens, position, all_logits);
   const int32_t status = llama_decode(context_, *batch_);
   if (status == 0) {

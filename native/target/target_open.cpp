@@ -144,6 +144,7 @@ OwnContext load(const std::string &path, const TargetOptions &options) {
   OwnContext own = {};
   own.taps = std::make_unique<df2_taps>();
   own.kernels = options.kernels && are_kernels_in_use();
+  own.taps->is_stock = !own.kernels;
   const LoadGuard guard;
   load_model(path, guard, &own);
   create_context(path, options, guard, &own);
