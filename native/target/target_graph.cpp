@@ -52,6 +52,21 @@ bool is_on_cpu(ggml_backend_buffer_t buffer) {
   return device != nullptr && ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 
+// The buffers of weights and caches.
+std::vector<ggml_backend_buffer_t> stored_buffers(ggml_cgraph *graph) {
+  std::set<ggml_backend_buffer_t> buffers;
+  for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+    for (const ggml_tensor *operand : ggml_graph_node(graph, i)->src) {
+      const bool is_stored = operand != nullptr && operand->buffer != nullptr &&
+                             ggml_backend_buffer_get_usage(operand->buffer) != GGML_BACKEND_BUFFER_USAGE_COMPUTE;
+      if (is_stored) {
+        buffers.insert(operand->buffer);
+      }
+    }
+  }
+  return {buffers.begin(), buffers.end()};
+}
+
 }  // namespace
 
 ProbedGraph probe_graph(llama_context *context) {
@@ -92,20 +107,6 @@ SharedWeights find_shared_weights(ggml_cgraph *graph, int64_t n_embd, int64_t n_
                 "the target's head or embeddings are not in CPU memory; load it with n_gpu_layers = 0");
   }
   return shared;
-}
-
-std::vector<ggml_backend_buffer_t> stored_buffers(ggml_cgraph *graph) {
-  std::set<ggml_backend_buffer_t> buffers;
-  for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
-    for (const ggml_tensor *operand : ggml_graph_node(graph, i)->src) {
-      const bool is_stored = operand != nullptr && operand->buffer != nullptr &&
-                             ggml_backend_buffer_get_usage(operand->buffer) != GGML_BACKEND_BUFFER_USAGE_COMPUTE;
-      if (is_stored) {
-        buffers.insert(operand->buffer);
-      }
-    }
-  }
-  return {buffers.begin(), buffers.end()};
 }
 
 bool is_all_on_cpu(ggml_cgraph *graph) {

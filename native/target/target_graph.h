@@ -7,7 +7,6 @@
 
 #include "common/shared_weights.h"
 #include "cpu_backend/packed_bytes.h"
-#include "ggml-backend.h"
 
 struct ggml_cgraph;
 struct llama_context;
@@ -28,9 +27,6 @@ std::vector<ggml_tensor *> find_nodes(ggml_cgraph *graph, const std::string &nam
 
 // Embeddings and head of a target. Throws DF2_EUNSUPPORTED if they cannot be found or used by other graphs.
 SharedWeights find_shared_weights(ggml_cgraph *graph, int64_t n_embd, int64_t n_vocab, const std::string &architecture);
-
-// The buffers of weights and caches.
-std::vector<ggml_backend_buffer_t> stored_buffers(ggml_cgraph *graph);
 
 // Whether the CPU back end computes with all weights and caches.
 bool is_all_on_cpu(ggml_cgraph *graph);
