@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from pydflash2.cli import _arguments, _generate, _terminal
+from rich.console import Console
+
+from pydflash2.cli import _arguments, _generate, _stock, _terminal
+
+if TYPE_CHECKING:
+    from pydflash2 import GenerateOptions, Llama
+
+N_CTX = 1024
 
 QUESTIONS = (
     "What is the capital of France, and what is it known for?",
@@ -17,8 +25,8 @@ RARELY = 1.1
 
 EPILOG = """\
 The target is SmolLM2-135M-Instruct (4-bit), the drafter comes with pydflash2. Each question is
-answered twice: with drafting, which you see, and without, which is timed. Both must give the same
-text.
+answered three times: with drafting, which you see; without, which must give the same text; and by
+llama.cpp alone, in a process of its own. All three are timed.
 """
 
 
@@ -39,31 +47,23 @@ def run(args: argparse.Namespace) -> int:
 
     _terminal.prepare_streams()
     console = _terminal.make_console(color=args.color)
-    writer = _terminal.Writer(console)
     target, drafter = pydflash2.demo_pair()
-    with pydflash2.load(
-        target,
-        drafter,
-        n_ctx=1024,
-        n_threads=args.threads,
-        n_draft=args.n_draft,
-        verbose=args.verbose,
-    ) as llm:
+    with (
+        _stock.StockLlama(target, n_ctx=N_CTX, n_threads=args.threads) as stock,
+        pydflash2.load(
+            target,
+            drafter,
+            n_ctx=N_CTX,
+            n_threads=args.threads,
+            n_draft=args.n_draft,
+            verbose=args.verbose,
+        ) as llm,
+    ):
         console.print(f"target   {target.name}", style="bold")
         console.print(f"drafter  {drafter.name}", style="bold")
         if console.is_terminal:
             console.print("accepted draft tokens look like this", style=_terminal.DRAFTED_STYLE)
-        total, plain_total = _terminal.Meter(), _terminal.Meter()
-        for question in QUESTIONS:
-            console.print(f"\n> {question}", style="bold")
-            prompt = llm.format_chat([{"role": "user", "content": question}])
-            options: pydflash2.GenerateOptions = {"max_tokens": args.max_tokens}
-            meter = _generate.stream(llm, prompt, options, writer, console)
-            plain = _generate.measure_plain(llm, prompt, options)
-            console.print(_terminal.summary(meter, plain), style="dim")
-            total.add(meter)
-            plain_total.add(plain)
-        console.print(f"\nall together: {_terminal.summary(total, plain_total)}")
+        total = _ask_all(llm, stock, args.max_tokens, console)
     if args.n_draft == "auto" and total.acceptance_length < RARELY:
         console.print(
             "Drafting does not pay for this pair on this machine, so it was hardly used. "
@@ -71,3 +71,25 @@ def run(args: argparse.Namespace) -> int:
             style="dim",
         )
     return 0
+
+
+def _ask_all(
+    llm: Llama, stock: _stock.StockLlama, max_tokens: int, console: Console
+) -> _terminal.Meter:
+    """Answers each question in all three ways, one after the other: a machine's speed drifts."""
+    writer = _terminal.Writer(console)
+    totals = [_terminal.Meter() for _ in range(3)]
+    for question in QUESTIONS:
+        console.print(f"\n> {question}", style="bold")
+        prompt = llm.format_chat([{"role": "user", "content": question}])
+        options: GenerateOptions = {"max_tokens": max_tokens}
+        meters = (
+            _generate.stream(llm, prompt, options, writer, console),
+            _generate.measure_plain(llm, prompt, options),
+            stock.measure(prompt, max_tokens),
+        )
+        console.print(_terminal.summary(*meters), style="dim")
+        for total, meter in zip(totals, meters, strict=True):
+            total.add(meter)
+    console.print(f"\nall together: {_terminal.summary(*totals)}")
+    return totals[0]

@@ -113,18 +113,32 @@ class Meter:
         return (self._n_accepted + self._n_cycles) / self._n_cycles if self._n_cycles else 0.0
 
 
-def summary(meter: Meter, plain: Meter | None = None, *, is_drafting: bool = True) -> str:
-    """One line about a generation, e.g. "162 tok/s, acceptance length 2.90, 1.60x plain decoding
-    (measured), same text", and whether the text was cut short. plain: the same prompt decoded
-    without drafting."""
+def summary(
+    meter: Meter,
+    plain: Meter | None = None,
+    stock: Meter | None = None,
+    *,
+    is_drafting: bool = True,
+) -> str:
+    """One line about a generation, e.g. "398 tok/s, acceptance length 2.17, 1.24x plain decoding,
+    2.31x stock llama.cpp (measured), same text", and whether the text was cut short.
+
+    plain: the same prompt decoded without drafting, which "same text" is about; stock: by llama.cpp
+    alone.
+    """
     parts = [f"{meter.tokens_per_second:.0f} tok/s"]
     if is_drafting:
         parts.append(f"acceptance length {meter.acceptance_length:.2f}")
     else:
         parts.append("plain decoding")
-    if plain is not None and plain.tokens_per_second > 0:
-        ratio = meter.tokens_per_second / plain.tokens_per_second
-        parts.append(f"{ratio:.2f}x plain decoding (measured)")
+    ratios = [
+        f"{meter.tokens_per_second / other.tokens_per_second:.2f}x {name}"
+        for name, other in (("plain decoding", plain), ("stock llama.cpp", stock))
+        if other is not None and other.tokens_per_second > 0
+    ]
+    if ratios:
+        parts.append(", ".join(ratios) + " (measured)")
+    if plain is not None:
         parts.append(_comparison(meter.tokens, plain.tokens))
     if meter.finish_reason == "length":
         parts.append(f"cut at {len(meter.tokens)} tokens")

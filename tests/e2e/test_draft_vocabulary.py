@@ -70,17 +70,19 @@ def kept_tokens(path: Path) -> Ids:
         return np.frombuffer(file.tensor_bytes("d2t"), "<i8")
 
 
-def reduce(full: Path, target: Path, kept: Ids, path: Path) -> Path:
-    """A copy of a drafter file with rows of the target's tied head."""
-    with GgufFile(full) as drafter, GgufFile(target) as model:
-        head = model.tensors["token_embd.weight"]
-        assert "output.weight" not in model.tensors
-        parts = {name: drafter.tensor_bytes(name) for name in drafter.tensors}
+def with_head(drafter_path: Path, target: Path, kept: Ids | None, path: Path) -> Path:
+    """A copy of a drafter file with rows of the target's tied head, or with no head of its own."""
+    with GgufFile(drafter_path) as drafter, GgufFile(target) as model:
         headers = [TensorHeader(t.name, t.shape, t.kind) for t in drafter.tensors.values()]
-        headers.append(TensorHeader("output.weight", (head.shape[0], len(kept)), head.kind))
-        parts["output.weight"] = model.row_bytes(head.name, kept.tolist())
-        headers.append(TensorHeader("d2t", (len(kept),), type(head.kind).I64))
-        parts["d2t"] = kept.astype("<i8").tobytes()
+        headers = [header for header in headers if header.name not in ("output.weight", "d2t")]
+        parts = {header.name: drafter.tensor_bytes(header.name) for header in headers}
+        if kept is not None:
+            head = model.tensors["token_embd.weight"]
+            assert "output.weight" not in model.tensors
+            headers.append(TensorHeader("output.weight", (head.shape[0], len(kept)), head.kind))
+            parts["output.weight"] = model.row_bytes(head.name, kept.tolist())
+            headers.append(TensorHeader("d2t", (len(kept),), type(head.kind).I64))
+            parts["d2t"] = kept.astype("<i8").tobytes()
         with path.open("wb") as file:
             write_header(file, [copy_value(drafter, key) for key in drafter.values], headers)
             for header in headers:
@@ -141,11 +143,13 @@ def test_candidates_of_a_tied_quantised_head(
     smollm_target: Path, smollm_drafter: Path, tmp_path: Path
 ) -> None:
     prompt = [504, 3575, 282, 4649, 314]  # "The capital of France is"
-    full = drafts(smollm_target, smollm_drafter, prompt, 3)
+    whole = with_head(smollm_drafter, smollm_target, None, tmp_path / "whole.gguf")
+    full = drafts(smollm_target, whole, prompt, 3)
+    assert full[0].logits.shape == (N_DRAFT, 49152)
     random = np.random.default_rng(1)
     for size in (16384, 5001):  # whole tiles of the kernels, and not
         kept = np.sort(random.choice(49152, size, replace=False))
-        path = reduce(smollm_drafter, smollm_target, kept, tmp_path / "reduced.gguf")
+        path = with_head(smollm_drafter, smollm_target, kept, tmp_path / "reduced.gguf")
         assert_restricted(full, drafts(smollm_target, path, prompt, 3), kept)
 
 
@@ -164,7 +168,7 @@ def test_the_text_is_the_targets(name: str, root: Path, tiny_target: Path, tmp_p
 
 def test_the_text_is_smollm2s(smollm_target: Path, smollm_drafter: Path, tmp_path: Path) -> None:
     kept = np.arange(8192)  # the tokenizer's order, ends of generation included
-    path = reduce(smollm_drafter, smollm_target, kept, tmp_path / "reduced.gguf")
+    path = with_head(smollm_drafter, smollm_target, kept, tmp_path / "reduced.gguf")
     with pydflash2.load(smollm_target, path, n_ctx=512, n_draft=N_DRAFT) as llm:
         chats = [llm.format_chat([{"role": "user", "content": q}]) for q in questions(4)]
         drafted = [llm.generate(chat, max_tokens=60) for chat in chats]

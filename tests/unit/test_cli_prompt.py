@@ -64,3 +64,41 @@ def test_the_figures_say_why_an_answer_was_cut(reason: FinishReason, says: str) 
     line = _terminal.summary(meter)
     assert line.endswith(says or "acceptance length 1.00")
     assert ("cut" in line) == bool(says)
+
+
+class Clock:
+    """Stands in for the time module: a second passes for each chunk, and none meanwhile."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s = step_s
+        self.now_s = 0.0
+        self.is_chunk = False
+
+    def perf_counter(self) -> float:
+        self.now_s += self.step_s if self.is_chunk else 0.0
+        self.is_chunk = not self.is_chunk
+        return self.now_s
+
+
+def timed_meter(monkeypatch: pytest.MonkeyPatch, step_s: float) -> _terminal.Meter:
+    """Of eleven tokens, one by one, of which ten were timed."""
+    monkeypatch.setattr(_terminal, "time", Clock(step_s))
+    meter = _terminal.Meter()
+    chunk = Chunk((), (1,), n_drafted=0, n_accepted=0, finish_reason=None)
+    for _ in meter.watch([chunk] * 11):
+        pass
+    return meter
+
+
+def test_the_figures_compare_with_plain_decoding_and_with_stock_llama_cpp(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, plain, stock = (timed_meter(monkeypatch, step) for step in (0.1, 0.15, 0.25))
+    assert _terminal.summary(ours, plain, stock) == (
+        "10 tok/s, acceptance length 1.00, 1.50x plain decoding, 2.50x stock llama.cpp (measured), "
+        "same text"
+    )
+    stock.tokens.append(2)  # another rounding: no matter of drafting
+    assert _terminal.summary(ours, plain, stock).endswith("same text")
+    plain.tokens[3] = 2
+    assert "text differs from token 4 on" in _terminal.summary(ours, plain, stock)
