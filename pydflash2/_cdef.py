@@ -35,6 +35,8 @@ const char *df2_error_last(void);
 
 const char *df2_status_name(int32_t status);
 
+int32_t df2_threads_default(const char **reason);
+
 typedef enum df2_log_level { DF2_LOG_INFO = 1, DF2_LOG_WARN = 2 } df2_log_level;
 
 typedef void (*df2_log_callback)(int32_t level, const char *message, void *payload);

@@ -313,7 +313,7 @@ def load(
     drafter     GGUF file of its drafter, or a Drafter that is shared and stays yours
     n_ctx       context length in tokens; llama.cpp rounds it up to a multiple of 256
     n_batch     most tokens decoded at once in a prefill
-    n_threads   None: one per physical core the process may use
+    n_threads   None: one per fast core, within the CPU quota
     version     require a drafter of DFlash 1 or 2
     kernels     False: compute with llama.cpp's own kernels only
     verbose     let llama.cpp log to stderr; this setting is the process's

@@ -74,7 +74,7 @@ class Target(_Handle):
     n_ctx      context length in tokens; llama.cpp rounds it up to a multiple of 256, and the
                attribute n_ctx says what came of it
     n_batch    most tokens decoded at once in a prefill
-    n_threads  None: one per physical core the process may use
+    n_threads  None: one per fast core, within the CPU quota
     kernels    False: compute with llama.cpp's own kernels only
 
     Raises ModelFileError, ModelFormatError, UnsupportedError, OutOfMemoryError,

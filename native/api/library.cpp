@@ -1,7 +1,9 @@
 // The C API for what belongs to no object: version, errors, log.
 #include <string>
+#include <utility>
 
 #include "api/guard.h"
+#include "common/cpu_count.h"
 
 namespace df2 {
 
@@ -61,4 +63,18 @@ extern "C" const char *df2_version(void) {
 
 extern "C" void df2_log_set(df2_log_callback callback, void *payload) {
   df2::set_log_sink(callback, payload);
+}
+
+extern "C" int32_t df2_threads_default(const char **reason) {
+  static thread_local std::string last_reason;
+  int32_t n_threads = 1;
+  df2::guard([&] {
+    df2::ThreadCount found = df2::default_threads();
+    n_threads = found.n;
+    last_reason = std::move(found.reason);
+  });
+  if (reason != nullptr) {
+    *reason = last_reason.c_str();
+  }
+  return n_threads;
 }

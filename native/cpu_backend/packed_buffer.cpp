@@ -42,6 +42,12 @@ bool is_copy(const ggml_tensor *tensor) {
   return std::strcmp(tensor->name, "token_embd.weight") == 0;
 }
 
+// Asked of the system once: a model has hundreds of weights.
+int32_t packing_threads() {
+  static const int32_t n = std::min(default_threads().n, kMaxPackingThreads);
+  return n;
+}
+
 // Calls work(i), which must not throw, for every i < n, on several threads if there is a lot to do.
 template <typename Work>
 void for_each_index(int64_t n, bool is_big, const Work &work) {
@@ -56,7 +62,7 @@ void for_each_index(int64_t n, bool is_big, const Work &work) {
   };
   std::vector<std::thread> helpers;
   try {
-    const int32_t n_helpers = is_big ? std::min(physical_cores(), kMaxPackingThreads) - 1 : 0;
+    const int32_t n_helpers = is_big ? packing_threads() - 1 : 0;
     helpers.reserve(static_cast<size_t>(n_helpers));  // a vector that must grow would end with joinable threads in it
     for (int32_t i = 0; i < n_helpers; ++i) {
       helpers.emplace_back(run);

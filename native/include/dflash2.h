@@ -82,6 +82,12 @@ DF2_API const char *df2_error_last(void);
 /* The name of a status, e.g. "DF2_EFORMAT"; "unknown" for any other number. Static storage. Any thread. */
 DF2_API const char *df2_status_name(int32_t status);
 
+/* How many threads a target of n_threads 0 computes with, for contexts that a program creates itself: one per fast
+ * physical core the process may run on, and no more than its CPU quota (cgroups) lets run. At least 1. reason: NULL, or
+ * receives how the number came about, e.g. "8 cores, of which 4 fast; CPU quota 2.0"; valid until the thread's next
+ * call. Any thread. */
+DF2_API int32_t df2_threads_default(const char **reason);
+
 typedef enum df2_log_level { DF2_LOG_INFO = 1, DF2_LOG_WARN = 2 } df2_log_level;
 
 typedef void (*df2_log_callback)(int32_t level, const char *message, void *payload);
@@ -161,7 +167,7 @@ typedef struct df2_target_options {
   int32_t n_ctx;     /* context length in tokens; 0: the model's trained length, at most 4096. llama.cpp rounds it up to
                         a multiple of 256: llama_n_ctx(df2_target_context(target)) has what came of it */
   int32_t n_batch;   /* most tokens per prefill decode; 0: 512 */
-  int32_t n_threads; /* 0: one per physical core the process may use */
+  int32_t n_threads; /* 0: df2_threads_default() */
   int32_t kernels;   /* df2_kernels */
 } df2_target_options;
 

@@ -25,7 +25,7 @@ struct OwnContext;
 struct TargetOptions {
   int32_t n_ctx;      // 0: the model's, at most 4096
   int32_t n_batch;    // 0: 512
-  int32_t n_threads;  // 0: one per physical core
+  int32_t n_threads;  // 0: default_threads()
   bool kernels;       // where they can be used
 };
 

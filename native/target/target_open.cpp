@@ -113,7 +113,7 @@ llama_context_params context_params(const TargetOptions &options, const OwnConte
   params.n_ctx = static_cast<uint32_t>(options.n_ctx > 0 ? options.n_ctx : std::min(n_ctx_train, kDefaultContext));
   params.n_batch = static_cast<uint32_t>(options.n_batch > 0 ? options.n_batch : kDefaultBatch);
   params.n_ubatch = params.n_batch;
-  params.n_threads = options.n_threads > 0 ? options.n_threads : physical_cores();
+  params.n_threads = options.n_threads > 0 ? options.n_threads : default_threads().n;
   params.n_threads_batch = params.n_threads;
   params.n_seq_max = 1;
   params.cb_eval = show_to_taps;

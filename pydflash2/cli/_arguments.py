@@ -76,7 +76,7 @@ def add_threads(parser: Any) -> None:
         "--threads",
         type=int,
         metavar="N",
-        help="threads (default: one per physical core)",
+        help="threads (default: one per fast core, within the CPU quota)",
     )
 
 

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         ("library", _library),
         ("one llama.cpp", _one_llama),
         ("processor", _processor),
+        ("threads", _threads),
         ("kernels", _kernels),
         ("demo drafter", _drafter),
         ("demo target", _target),
@@ -111,6 +112,14 @@ def _processor() -> str:
     parts = [part.strip() for part in llama.system_info().split("|")]
     enabled = [part.removesuffix(" = 1") for part in parts if part.endswith(" = 1")]
     return " ".join(enabled).replace("CPU : ", "")
+
+
+def _threads() -> str:
+    from pydflash2 import _ffi
+
+    reason = _ffi.ffi.new("char **")
+    n_threads = _ffi.library().df2_threads_default(reason)
+    return f"{n_threads}: {_ffi.text(reason[0])}"
 
 
 def _kernels() -> str:

@@ -174,7 +174,8 @@ def test_no_color_is_respected(folder: Path, smollm_target: Path) -> None:
 def test_doctor(folder: Path, smollm_target: Path) -> None:
     done = run(folder, "doctor")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" ok ") == 9
+    assert done.stdout.count(" ok ") == 10
+    assert re.search(r"^threads +ok +[1-9]\d*: [1-9]\d* cores?(, |; |$)", done.stdout, re.MULTILINE)
     assert done.stdout.endswith("Everything works.\n")
     assert "the same with and without drafting" in done.stdout
 
