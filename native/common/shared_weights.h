@@ -9,6 +9,8 @@ namespace df2 {
 struct SharedWeights {
   ggml_tensor *token_embd;  // [n_embd, >= n_vocab]
   ggml_tensor *head;        // [n_embd, >= n_vocab]
+  float embedding_scale;    // what the target multiplies rows of token_embd with; 1: nothing
+  bool changes_logits;      // whether it scales or caps what comes from the head
 };
 
 }  // namespace df2

@@ -47,4 +47,25 @@ void check_pair(const Target &target, const Drafter &drafter) {
   }
 }
 
+void warn_of_unstated_scales(const Target &target, const Drafter &drafter, const SharedWeights &shared) {
+  const DrafterParams &params = drafter.params();
+  const std::string architecture = target.architecture();
+  if (drafter.weights().token_embd == nullptr && params.embedding_scale == 0.0f && shared.embedding_scale != 1.0f) {
+    log_line(
+        DF2_LOG_WARN,
+        format("drafter '%s' does not state dflash.embedding_scale: the target's is used, %g ('%s'). If few drafts "
+               "are accepted, convert it again with the input_embedding_scale it was trained with",
+               drafter.path().c_str(), static_cast<double>(shared.embedding_scale), architecture.c_str()));
+  }
+  // without a selector only the order of the logits matters
+  const bool adds_to_logits = params.version == 2 && drafter.weights().output == nullptr;
+  if (adds_to_logits && params.logit_scale == 0.0f && params.logit_softcap == 0.0f && shared.changes_logits) {
+    log_line(DF2_LOG_WARN,
+             format("drafter '%s' states neither dflash.logit_scale nor dflash.final_logit_softcapping: its logits are "
+                    "those of the head, though '%s' scales or caps them. If few drafts are accepted, convert it again "
+                    "with the output_multiplier or final_logit_softcapping it was trained with",
+                    drafter.path().c_str(), architecture.c_str()));
+  }
+}
+
 }  // namespace df2

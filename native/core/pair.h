@@ -9,4 +9,8 @@ namespace df2 {
 // Throws DF2_EMISMATCH, with the reason, if they do not; logs a warning if a few of their tokens differ.
 void check_pair(const Target &target, const Drafter &drafter);
 
+// Logs a warning if the drafter uses weights of a target that changes their results, and its file does not state
+// whether it was trained on that.
+void warn_of_unstated_scales(const Target &target, const Drafter &drafter, const SharedWeights &shared);
+
 }  // namespace df2

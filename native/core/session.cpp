@@ -61,7 +61,9 @@ std::unique_ptr<DrafterRunner> Session::make_runner(const std::shared_ptr<const 
   runner.cache_type = options_.cache_type;
   runner.n_threads = options_.n_threads_draft > 0 ? options_.n_threads_draft : target_.n_threads();
   runner.threadpool = target_.threadpool();
-  return std::make_unique<DrafterRunner>(drafter, target_.shared_weights(), runner);
+  const SharedWeights shared = target_.shared_weights();
+  warn_of_unstated_scales(target_, *drafter, shared);
+  return std::make_unique<DrafterRunner>(drafter, shared, runner);
 }
 
 Session::~Session() {
@@ -202,7 +204,7 @@ void Session::prefill(const int32_t *tokens, int32_t n_tokens) {
 }
 
 int32_t Session::choose_n_draft(int32_t capacity) const {
-  const int32_t wanted = is_auto() ? draft_length_->choose() : std::max(0, options_.n_draft);
+  const int32_t wanted = drafter_failed_ ? 0 : is_auto() ? draft_length_->choose() : std::max(0, options_.n_draft);
   // the anchor needs one place in the context and in the batch, the bonus token one in the output
   const int32_t room = std::min({capacity, target_.n_ctx() - n_decoded_, target_.n_batch()}) - 1;
   return std::clamp(wanted, 0, std::max(0, room));
@@ -215,7 +217,18 @@ Draft Session::run_draft(int32_t n_draft, const Sampling &sampling) {
   return draft;
 }
 
+// Also in the target's memory, once there are any: not even dropping their positions undoes that.
+void Session::check_logits(int32_t row) {
+  if (!target_.has_numbers(row)) {
+    poisoned_ = true;
+    throw Error(DF2_EPOISONED,
+                "the target's logits are NaN or infinite: its file is damaged, or its numbers are too large for a "
+                "half-precision format; try another copy or quantisation of it, and free this session");
+  }
+}
+
 int32_t Session::pick(int32_t row) {
+  check_logits(row);
   if (sampler_ != nullptr) {
     return target_.sample(sampler_, row);
   }
@@ -303,11 +316,24 @@ Session::Batch Session::make_batch(int32_t capacity) {
   const int32_t n_draft = choose_n_draft(capacity);
   if (n_draft > 0) {
     batch.draft = run_draft(n_draft);
+    if (!batch.draft.has_numbers) {
+      give_up_drafting();
+      return {batch.tokens, {}};
+    }
     const int32_t *path = batch.draft.path;
     const int32_t n_worth = is_auto() ? draft_length_->cut(batch.draft.path_q, n_draft) : n_draft;
     batch.tokens.insert(batch.tokens.end(), path, path + n_worth);
   }
   return batch;
+}
+
+// What is not a number stays in the drafter's cache, and every later draft would attend to it.
+void Session::give_up_drafting() {
+  drafter_failed_ = true;
+  log_line(DF2_LOG_WARN,
+           format("drafter '%s' gives NaN or infinite scores: this session drafts no more. Its file is damaged, or its "
+                  "numbers are too large for its cache (cache_type f32)",
+                  runner_->drafter().path().c_str()));
 }
 
 void Session::verify(const Batch &batch) {

@@ -83,10 +83,12 @@ class Session {
   df2_step_result take_prefilled(int32_t *tokens);
   df2_step_result cycle(int32_t *tokens, int32_t capacity);
   Batch make_batch(int32_t capacity);
+  void give_up_drafting();
   int32_t choose_n_draft(int32_t capacity) const;
   Draft run_draft(int32_t n_draft, const Sampling &sampling = {});
   void verify(const Batch &batch);
   df2_step_result accept(const Batch &batch, int32_t *tokens);
+  void check_logits(int32_t row);
   int32_t pick(int32_t row);
   void keep(const Batch &batch, const int32_t *tokens, int32_t n_tokens);
   void learn(const Batch &batch, const df2_step_result &result, const Costs &before);
@@ -110,6 +112,7 @@ class Session {
   int32_t n_pending_ = 0;
 
   bool poisoned_ = false;
+  bool drafter_failed_ = false;
   df2_stats stats_ = {};
 };
 

@@ -77,9 +77,12 @@ class GraphBuilder {
   }
 
   ggml_tensor *block_embeddings() {
-    ggml_tensor *table = weights_.token_embd != nullptr ? weights_.token_embd : shared_.token_embd;
-    ggml_tensor *x = ggml_get_rows(ctx_, table, out_->block_tokens);
-    return params_.embedding_scale != 1.0f ? ggml_scale(ctx_, x, params_.embedding_scale) : x;
+    const bool is_shared = weights_.token_embd == nullptr;
+    ggml_tensor *x = ggml_get_rows(ctx_, is_shared ? shared_.token_embd : weights_.token_embd, out_->block_tokens);
+    // where the file states nothing, what the drafter was trained on is what the target makes of its embeddings
+    const float unstated = is_shared ? shared_.embedding_scale : 1.0f;
+    const float scale = params_.embedding_scale != 0.0f ? params_.embedding_scale : unstated;
+    return scale != 1.0f ? ggml_scale(ctx_, x, scale) : x;
   }
 
   ggml_tensor *rope(ggml_tensor *x, ggml_tensor *positions) {
@@ -184,7 +187,7 @@ class GraphBuilder {
     ggml_tensor *drafted = without_anchor(out_->hidden);
     ggml_tensor *head = weights_.output != nullptr ? weights_.output : shared_.head;
     ggml_tensor *logits = ggml_mul_mat(ctx_, head, drafted);
-    if (params_.logit_scale != 1.0f) {
+    if (params_.logit_scale != 0.0f && params_.logit_scale != 1.0f) {
       logits = ggml_scale(ctx_, logits, params_.logit_scale);
     }
     if (params_.logit_softcap > 0.0f) {

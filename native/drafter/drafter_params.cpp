@@ -172,8 +172,8 @@ void read_arithmetic(const GgufFile &file, DrafterParams *params) {
   };
   params->attn_scale = scale_of("dflash.attention.scale", 1.0f / std::sqrt(static_cast<float>(params->head_dim)));
   params->value_scale = scale_of("dflash.attention.value_scale", 1.0f);
-  params->embedding_scale = scale_of("dflash.embedding_scale", 1.0f);
-  params->logit_scale = scale_of("dflash.logit_scale", 1.0f);
+  params->embedding_scale = file.number("dflash.embedding_scale", 0.0f);
+  params->logit_scale = file.number("dflash.logit_scale", 0.0f);
   params->logit_softcap = std::max(0.0f, file.number("dflash.final_logit_softcapping", 0.0f));
   const std::string activation = file.text("dflash.hidden_activation", "silu");
   params->gelu = activation == "gelu" || activation == "gelu_pytorch_tanh";

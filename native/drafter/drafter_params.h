@@ -44,8 +44,8 @@ struct DrafterParams {
   float norm_eps;
   float attn_scale;       // of the attention logits
   float value_scale;      // of the attention output; 1: none
-  float embedding_scale;  // of the block's embeddings; 1: none
-  float logit_scale;      // 1: none
+  float embedding_scale;  // of the block's embeddings; 0: not stated, 1: none
+  float logit_scale;      // 0: not stated, 1: none
   float logit_softcap;    // 0: none
   RopeParams rope;
   std::vector<int32_t> taps;

@@ -253,11 +253,27 @@ Draft DrafterRunner::draft(const float *pending, int32_t n_pending, int32_t anch
     compute(graph);
     cache_->rewind(position);  // the block's rows stand for tokens nobody has verified
     drafted_ = &graph;
-    return {n_draft, get(graph.selection.path, &results_.path), get(graph.selection.path_q, &results_.path_q)};
+    return {n_draft, get(graph.selection.path, &results_.path), get(graph.selection.path_q, &results_.path_q),
+            has_numbers(graph)};
   } catch (...) {
     cache_->rewind(first);
     throw;
   }
+}
+
+bool DrafterRunner::has_numbers(const DrafterGraph &graph) {
+  const float *scores = get(graph.selection.scores, &results_.scores);
+  const int32_t k = n_candidates(drafter_->params());
+  const auto n = static_cast<int32_t>(results_.scores.size());
+  for (int32_t i = 0; i < n; i += k) {
+    // NaN is passed over, as it is where a candidate is chosen
+    const float best =
+        std::accumulate(scores + i, scores + i + k, -INFINITY, [](float a, float b) { return b > a ? b : a; });
+    if (!std::isfinite(best)) {
+      return false;
+    }
+  }
+  return true;
 }
 
 DraftDetails DrafterRunner::details() {

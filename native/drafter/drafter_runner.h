@@ -34,6 +34,7 @@ struct Draft {
   int32_t n_draft;
   const int32_t *path;  // [n_draft]: the drafted tokens
   const float *path_q;  // [n_draft]: the probabilities they were chosen with; at temperature 1 if greedy
+  bool has_numbers;     // whether every position has a best score
 };
 
 // What a draft was chosen from; k candidates per position. Pointers live until the runner's next call.
@@ -92,6 +93,7 @@ class DrafterRunner {
   void set_block(const DrafterGraph &graph, const GraphShape &shape, int32_t anchor, int32_t position);
   void set_sampling(const DrafterGraph &graph, const Sampling &sampling);
   void compute(const DrafterGraph &graph);
+  bool has_numbers(const DrafterGraph &graph);
 
   // Results on the host.
   struct Results {

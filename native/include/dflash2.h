@@ -317,8 +317,10 @@ typedef struct df2_step_result {
  * cost; otherwise one cycle: draft, verify, accept.
  * tokens: room for `capacity` >= 1 ids; at most that many are generated, and at most DF2_MAX_DRAFT + 1.
  * Errors: DF2_EINVAL (also: nothing prefilled, or a sampler chain that selects no token), DF2_ECONTEXT (no room for one
- * token: rewind), DF2_EBACKEND, DF2_EPOISONED. On failure result->n_tokens is 0 and, but for DF2_EPOISONED, the
- * sequence is as before; a sampler chain may have accepted tokens that were then dropped. */
+ * token: rewind), DF2_EBACKEND, DF2_EPOISONED (also: the target's logits are NaN or infinite). On failure
+ * result->n_tokens is 0 and, but for DF2_EPOISONED, the sequence is as before; a sampler chain may have accepted tokens
+ * that were then dropped. A drafter that gives NaN or infinity is no error: df2_log_set's callback is told, and the
+ * session drafts no more. */
 DF2_API int32_t df2_session_step(df2_session *session, int32_t *tokens, int32_t capacity, df2_step_result *result);
 
 /* Cuts the sequence to its first n_tokens tokens, in the target's memory and the drafter's cache alike. Generation

@@ -1,6 +1,7 @@
 #include "target/target.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "common/error.h"
 #include "common/load_guard.h"
@@ -148,6 +149,18 @@ void Target::decode(const int32_t *tokens, int32_t n_tokens, int32_t position, b
 
 const float *Target::logits(int32_t i) const {
   return llama_get_logits_ith(context_, i);
+}
+
+bool Target::has_numbers(int32_t i) const {
+  const float *values = logits(i);
+  const int32_t n = n_vocab();
+  int32_t n_below = 0;  // plus infinity, which NaN is not either
+  int32_t n_above = 0;  // minus infinity
+  for (int32_t id = 0; id < n; ++id) {
+    n_below += values[id] < INFINITY ? 1 : 0;
+    n_above += values[id] > -INFINITY ? 1 : 0;
+  }
+  return n_below == n && n_above > 0;
 }
 
 // What llama_sampler_sample does, which aborts on a chain that selects nothing.

@@ -78,6 +78,9 @@ class Target {
   // Logits of the i-th token of the last decode that asked for them: [n_vocab].
   const float *logits(int32_t i) const;
 
+  // Whether a token can be chosen by them: none is NaN or plus infinity, and one is finite.
+  bool has_numbers(int32_t i) const;
+
   // Runs a sampler chain on those logits; the chain accepts what it picks. Throws DF2_EINVAL if it picks nothing.
   int32_t sample(llama_sampler *sampler, int32_t i);
 

@@ -1,6 +1,8 @@
 #include "target/target_graph.h"
 
 #include <algorithm>
+#include <cstring>
+#include <iterator>
 #include <set>
 
 #include "common/error.h"
@@ -14,30 +16,73 @@ namespace df2 {
 
 namespace {
 
-// The head is the weight of the matmul behind the logits, past scales and soft caps.
-ggml_tensor *find_head(ggml_cgraph *graph) {
+// Whether a node adds an adapter's (LoRA's) share to what comes from a weight: s B A x, to a product or to looked up
+// rows. Drafts are made with the weight alone: they need to be likely, and verifying makes them right.
+bool adds_adapter(const ggml_tensor *node) {
+  const ggml_tensor *share = node->op == GGML_OP_ADD ? node->src[1] : nullptr;
+  if (share == nullptr || share->op != GGML_OP_SCALE || share->src[0]->op != GGML_OP_MUL_MAT) {
+    return false;
+  }
+  const ggml_op inner = share->src[0]->src[1]->op;
+  return inner == GGML_OP_MUL_MAT || inner == GGML_OP_GET_ROWS;
+}
+
+// The head is the weight of the matmul behind the logits, past scales, soft caps and adapters.
+void find_head(ggml_cgraph *graph, SharedWeights *shared) {
+  constexpr int kMaxDepth = 16;
   const std::vector<ggml_tensor *> outputs = find_nodes(graph, "result_output");
   ggml_tensor *node = outputs.empty() ? nullptr : outputs[0];
-  for (int depth = 0; node != nullptr && depth < 16; ++depth, node = node->src[0]) {
+  for (int depth = 0; node != nullptr && depth < kMaxDepth; node = node->src[0]) {
+    if (adds_adapter(node)) {
+      continue;
+    }
     if (node->op == GGML_OP_MUL_MAT) {
-      return node->src[0];
+      shared->head = node->src[0];
+      return;
     }
     if (node->op == GGML_OP_ADD || node->op == GGML_OP_MUL) {
-      return nullptr;  // a head with a bias or scales of its own is not just this matrix
+      return;  // a head with a bias or scales of its own is not just this matrix
+    }
+    ++depth;
+    shared->changes_logits = shared->changes_logits || node->op == GGML_OP_SCALE || node->op == GGML_OP_UNARY;
+  }
+}
+
+// The row look-up of the target's own embeddings; null if there is none.
+const ggml_tensor *find_look_up(ggml_cgraph *graph, int64_t n_embd, int64_t n_vocab) {
+  for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+    const ggml_tensor *node = ggml_graph_node(graph, i);
+    if (node->op == GGML_OP_GET_ROWS && node->src[0]->ne[0] == n_embd && node->src[0]->ne[1] >= n_vocab &&
+        node->src[1]->type == GGML_TYPE_I32) {
+      return node;
     }
   }
   return nullptr;
 }
 
-ggml_tensor *find_token_embd(ggml_cgraph *graph, int64_t n_embd, int64_t n_vocab) {
+std::vector<const ggml_tensor *> readers_of(ggml_cgraph *graph, const ggml_tensor *tensor) {
+  std::vector<const ggml_tensor *> readers;
   for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
     const ggml_tensor *node = ggml_graph_node(graph, i);
-    if (node->op == GGML_OP_GET_ROWS && node->src[0]->ne[0] == n_embd && node->src[0]->ne[1] >= n_vocab &&
-        node->src[1]->type == GGML_TYPE_I32) {
-      return node->src[0];
+    if (std::count(std::begin(node->src), std::end(node->src), tensor) != 0) {
+      readers.push_back(node);
     }
   }
-  return nullptr;
+  return readers;
+}
+
+// What all readers of the looked up rows see them multiplied with.
+float find_embedding_scale(ggml_cgraph *graph, const ggml_tensor *rows) {
+  std::vector<const ggml_tensor *> readers = readers_of(graph, rows);
+  while (readers.size() == 1 && adds_adapter(readers[0])) {
+    readers = readers_of(graph, readers[0]);
+  }
+  if (readers.size() != 1 || readers[0]->op != GGML_OP_SCALE) {
+    return 1.0f;
+  }
+  float scale = 1.0f;
+  std::memcpy(&scale, readers[0]->op_params, sizeof(scale));
+  return scale;
 }
 
 bool is_on_cpu(ggml_backend_buffer_t buffer) {
@@ -94,7 +139,12 @@ std::vector<ggml_tensor *> find_nodes(ggml_cgraph *graph, const std::string &nam
 
 SharedWeights find_shared_weights(ggml_cgraph *graph, int64_t n_embd, int64_t n_vocab,
                                   const std::string &architecture) {
-  const SharedWeights shared = {find_token_embd(graph, n_embd, n_vocab), find_head(graph)};
+  SharedWeights shared = {nullptr, nullptr, 1.0f, false};
+  find_head(graph, &shared);
+  if (const ggml_tensor *rows = find_look_up(graph, n_embd, n_vocab)) {
+    shared.token_embd = rows->src[0];
+    shared.embedding_scale = find_embedding_scale(graph, rows);
+  }
   if (shared.head == nullptr || shared.token_embd == nullptr) {
     throw Error(DF2_EUNSUPPORTED, format("cannot find the %s of architecture '%s' in its graph",
                                          shared.head == nullptr ? "head" : "token embeddings", architecture.c_str()));

@@ -1,0 +1,30 @@
+"""A Llama under the name of an architecture that has the same tensors and computes something else
+with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gguf import GGUFReader, GGUFWriter
+
+from tests.tools.gguf_files import copy_tokenizer, finish
+from tests.tools.tiny_gguf import Key, write_keys
+
+
+def write_renamed_target(
+    path: Path, source: Path, architecture: str, keys: Mapping[str, Key]
+) -> Path:
+    """Copy a model file, with another architecture and further keys of it. Returns `path`."""
+    model = GGUFReader(source)
+    writer = GGUFWriter(path, architecture)
+    for name, field in model.fields.items():
+        if name.startswith("llama."):
+            new_name = name.replace("llama", architecture, 1)
+            writer.add_key_value(new_name, field.contents(), field.types[0])
+    write_keys(writer, architecture, keys)
+    copy_tokenizer(writer, model)
+    for tensor in model.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    finish(writer)
+    return path
