@@ -12,7 +12,9 @@ converter writes in these points only:
 * speculators exports, which its converter refuses, are read;
 * with an M-RoPE target and a partially rotated drafter, `dflash.rope.dimension_sections` counts
   the rotated pairs, where upstream counts half the head;
-* a layer list without `use_sliding_window` gets the window it asks for; upstream drops it.
+* a layer list without `use_sliding_window` gets the window it asks for; upstream drops it;
+* a missing `input_embedding_scale` is the target's, where that scales its embeddings and shares
+  them; upstream writes none.
 
 Needs numpy and gguf; rich for the command line. Nothing of `pydflash2` is imported.
 """

@@ -17,11 +17,12 @@ from .config import DrafterConfig, read_config
 from .errors import ConversionError
 from .gguf_read import GgufFile
 from .gguf_write import Metadata, TensorHeader, padding, write_header
-from .head import OUTPUT, TABLE, DraftHead, find_head
+from .head import EMBEDDINGS, OUTPUT, TABLE, DraftHead, find_head
 from .keys import KeyUse
 from .metadata import build_metadata
 from .quantise import OUTTYPES, ErrorMeter
 from .safetensors import Checkpoint, Shard, TensorInfo, read_json, to_float32
+from .scales import settle_scales
 from .target import Target, read_target
 from .tensors import IgnoredTensor, TensorPlan, plan_tensors
 from .vocabulary import Counts, choose_vocabulary
@@ -179,6 +180,13 @@ def _plan(
     """The whole plan; `files` keeps open what a head of its own is read from."""
     kind = OUTTYPES[outtype]
     plans, ignored = plan_tensors(checkpoint, config, kind)
+    own = {plan.name for plan in plans}
+    config = settle_scales(
+        config,
+        target.scales,
+        shares_embeddings=EMBEDDINGS not in own,
+        shares_head=own.isdisjoint((OUTPUT, EMBEDDINGS)),
+    )
     head = None
     if draft_vocab is not None:
         source = find_head(checkpoint, plans, config, target, kind, files)

@@ -25,7 +25,7 @@ from .tensors import TensorPlan
 from .vocabulary import DraftVocabulary, Ids
 
 OUTPUT, TABLE = "output.weight", "d2t"
-_EMBEDDINGS = "token_embd.weight"
+EMBEDDINGS = "token_embd.weight"
 _SCALE = "output.scale"
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _HF_HEAD = re.compile(r"(^|\.)lm_head\.weight$")
@@ -117,7 +117,7 @@ def find_head(
             f"{config.draft_vocab_size} tokens, which is kept: leave --draft-vocab out"
         )
     own = {plan.name: plan for plan in plans}
-    plan = own.get(OUTPUT) or own.get(_EMBEDDINGS)
+    plan = own.get(OUTPUT) or own.get(EMBEDDINGS)
     if plan is not None:
         shard, info = checkpoint.tensors[plan.hf_name]
         return _stored(shard, info, info.name, outtype)
@@ -178,12 +178,12 @@ def _from_gguf(path: Path, files: contextlib.ExitStack) -> Source:
             "cannot have: leave --draft-vocab out"
         )
     holders = {
-        name: part for part in parts for name in (OUTPUT, _EMBEDDINGS) if name in part.tensors
+        name: part for part in parts for name in (OUTPUT, EMBEDDINGS) if name in part.tensors
     }
-    name = OUTPUT if OUTPUT in holders else _EMBEDDINGS
+    name = OUTPUT if OUTPUT in holders else EMBEDDINGS
     if name not in holders:
         raise ConversionError(
-            f"{path}: neither {OUTPUT} nor {_EMBEDDINGS} is in this file: pass the complete model"
+            f"{path}: neither {OUTPUT} nor {EMBEDDINGS} is in this file: pass the complete model"
         )
     file = holders[name]
     entry = file.tensors[name]

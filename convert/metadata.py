@@ -21,7 +21,7 @@ from .target import MASK_KEY, Target
 from .tensors import TensorPlan
 from .vocabulary import DraftVocabulary
 
-CONVERTER_VERSION = "1"
+CONVERTER_VERSION = "2"
 """Raised whenever the same input gives other bytes than before."""
 
 VOCABULARY_KEY = "dflash2.converter.draft_vocabulary"

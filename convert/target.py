@@ -12,6 +12,7 @@ from .errors import ConversionError, FormatError
 from .gguf_read import GgufFile
 from .gguf_write import Metadata
 from .safetensors import read_json
+from .scales import TargetScales, find_scales
 from .tokenizer_hf import read_tokenizer
 
 MASK_KEY = "tokenizer.ggml.mask_token_id"
@@ -30,6 +31,7 @@ class Target:
     n_embd: int
     vocab_size: int
     mrope: bool
+    scales: TargetScales
     tokenizer: tuple[Metadata, ...]
 
 
@@ -94,13 +96,15 @@ def _from_gguf(path: Path) -> Target:
             raise ConversionError(
                 f"{path} is {what}, not a target. Pass the language model's file."
             )
+        n_embd = gguf_count(file, f"{architecture}.embedding_length")
         return Target(
             path=path,
             architecture=architecture,
             n_layers=gguf_layers(file, architecture),
-            n_embd=gguf_count(file, f"{architecture}.embedding_length"),
+            n_embd=n_embd,
             vocab_size=gguf_vocab_size(file),
             mrope=gguf_uses_mrope(file, architecture),
+            scales=find_scales(architecture, n_embd, lambda key: file.get(f"{architecture}.{key}")),
             tokenizer=tuple(
                 copy_value(file, key)
                 for key in file.values
@@ -126,6 +130,23 @@ def hf_uses_mrope(config: dict[str, Any]) -> bool:
     )
 
 
+# llama.cpp's names of hyper-parameters, and what configurations call them.
+_HF_NAMES = {
+    "embedding_scale": ("embedding_multiplier", "scale_emb", "embedding_multiplier_scale"),
+    "logit_scale": ("logit_scale", "logits_scaling", "output_multiplier_scale"),
+}
+
+
+def hf_scales(config: dict[str, Any], n_embd: int) -> TargetScales:
+    """What a target configuration says about embeddings and logits."""
+
+    def get(key: str) -> Any:
+        names = (key, *_HF_NAMES.get(key, ()))
+        return next((config[name] for name in names if config.get(name) is not None), None)
+
+    return find_scales(str(config.get("model_type")), n_embd, get)
+
+
 def _from_folder(folder: Path) -> Target:
     config = hf_text_config(folder)
 
@@ -140,15 +161,17 @@ def _from_folder(folder: Path) -> Target:
 
     architectures = config.get("architectures")
     vocab_size = count("vocab_size")
+    n_embd = count("hidden_size", "n_embd")
     return Target(
         path=folder,
         architecture=str(architectures[0])
         if isinstance(architectures, list) and architectures
         else "?",
         n_layers=count("num_hidden_layers", "n_layer", "n_layers"),
-        n_embd=count("hidden_size", "n_embd"),
+        n_embd=n_embd,
         vocab_size=vocab_size,
         mrope=hf_uses_mrope(config),
+        scales=hf_scales(config, n_embd),
         tokenizer=read_tokenizer(folder, vocab_size),
     )
 
