@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import llama_cpp
 from typing_extensions import Unpack
@@ -66,6 +69,7 @@ class Llama(Uncopyable):
         self._is_drafting = drafter is not None
         self._template: ChatTemplate | None = None
         self._is_streaming = False
+        self._streams: weakref.WeakSet[Generator[Chunk, None, None]] = weakref.WeakSet()
         self._cleanup = contextlib.ExitStack()
         self._cleanup.callback(target.close)
         self._session = self._open_session()
@@ -125,35 +129,44 @@ class Llama(Uncopyable):
             raise InvalidArgumentError("a token id is outside the target's vocabulary")
         return self._target.vocab.detokenize(ids)
 
-    def format_chat(self, messages: Sequence[Message]) -> list[int]:
+    def format_chat(
+        self, messages: Sequence[Message], *, template_variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """Token ids of a conversation in the target's chat template, up to where the next answer
         begins.
 
         messages: mappings with the keys "role" and "content". The template decides about BOS.
+        template_variables: what else the template reads, by name: {"enable_thinking": False},
+        {"tools": [...]}, a date; also in place of what it is given anyway, such as
+        add_generation_prompt (True).
         Raises UnsupportedError if the target's file has no usable template, InvalidArgumentError if
-        the template refuses the messages.
+        the template refuses the messages or fails in any other way.
         """
         self._require_open()
         if self._template is None:
             self._template = ChatTemplate(self._target.vocab)
-        text = self._template.render(messages)
+        variables = {} if template_variables is None else template_variables
+        text = self._template.render(messages, variables)
         return self.tokenize(text, add_special=False)
 
     # -- Generation --------------------------------------------------------------------------------
 
     def stream(
         self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Generates text after a prompt, a Chunk per verify.
 
         prompt: text, tokenized with the model's special tokens, or token ids. options: see
-        GenerateOptions. The iterator may be closed early: the sequence then ends with the last
-        chunk handed out. Raises InvalidArgumentError at once for bad options; while iterating
-        ContextFullError if the prompt does not fit, BackendError. A context that fills up later is
-        a finish_reason, not an error.
+        GenerateOptions. The generator may be closed early: the sequence then ends with the last
+        chunk handed out. While it is neither closed nor exhausted, other generating calls raise
+        InvalidArgumentError; see close_stream(). Raises InvalidArgumentError at once for bad
+        options; while iterating ContextFullError if the prompt does not fit, BackendError. A
+        context that fills up later is a finish_reason, not an error.
         """
         resolved = GenerateSettings(**options)
-        return self._run(self._prompt_ids(prompt), resolved)
+        chunks = self._run(self._prompt_ids(prompt), resolved)
+        self._streams.add(chunks)
+        return chunks
 
     def generate(
         self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
@@ -162,16 +175,47 @@ class Llama(Uncopyable):
         return self._complete(self.stream(prompt, **options))
 
     def stream_chat(
-        self, messages: Sequence[Message], **options: Unpack[GenerateOptions]
-    ) -> Iterator[Chunk]:
-        """Generates the next answer in a conversation. messages as in format_chat(), otherwise as
-        stream()."""
-        return self.stream(self.format_chat(messages), **options)
+        self,
+        messages: Sequence[Message],
+        *,
+        template_variables: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generator[Chunk, None, None]:
+        """Generates the next answer in a conversation. messages and template_variables as in
+        format_chat(), otherwise as stream()."""
+        unknown = options.keys() - GenerateOptions.__annotations__
+        if unknown:
+            raise TypeError(
+                f"unknown option {min(unknown)!r}: variables of the chat template go into "
+                "template_variables, a mapping"
+            )
+        prompt = self.format_chat(messages, template_variables=template_variables)
+        return self.stream(prompt, **options)
 
-    def chat(self, messages: Sequence[Message], **options: Unpack[GenerateOptions]) -> Completion:
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        template_variables: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Completion:
         """Generates the next answer in a conversation and returns it whole. Otherwise as
         stream_chat()."""
-        return self._complete(self.stream_chat(messages, **options))
+        return self._complete(
+            self.stream_chat(messages, template_variables=template_variables, **options)
+        )
+
+    def close_stream(self) -> None:
+        """Closes a stream that was begun and not finished, if there is one, whoever holds it: what
+        an exception has left open lives as long as its traceback. No-op otherwise.
+        InvalidArgumentError if the stream is just generating, as seen from a callback or another
+        thread."""
+        for chunks in list(self._streams):
+            state = inspect.getgeneratorstate(chunks)
+            if state == inspect.GEN_RUNNING:
+                raise InvalidArgumentError("the stream is generating: it cannot be closed now")
+            if state == inspect.GEN_SUSPENDED:
+                chunks.close()
 
     def set_n_draft(self, n_draft: DraftLength) -> None:
         """Tokens drafted per cycle, from now on. InvalidArgumentError if out of range; nothing
@@ -212,7 +256,8 @@ class Llama(Uncopyable):
         self._require_open()
         if self._is_streaming:
             raise InvalidArgumentError(
-                "a stream of this model is still open: exhaust it or close() it first"
+                "a stream of this model is still open: exhaust it or close() it first, or call "
+                "close_stream()"
             )
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
@@ -222,22 +267,23 @@ class Llama(Uncopyable):
             raise InvalidArgumentError("the prompt is empty")
         return ids
 
-    def _complete(self, chunks: Iterator[Chunk]) -> Completion:
+    def _complete(self, chunks: Generator[Chunk, None, None]) -> Completion:
         parts: list[str] = []
         tokens: list[int] = []
         finish_reason: FinishReason | None = None
-        for chunk in chunks:
-            parts.append(chunk.text)
-            tokens.extend(chunk.tokens)
-            finish_reason = chunk.finish_reason
+        with contextlib.closing(chunks):  # also by Ctrl-C between two of them
+            for chunk in chunks:
+                parts.append(chunk.text)
+                tokens.extend(chunk.tokens)
+                finish_reason = chunk.finish_reason
         assert finish_reason is not None  # the last chunk always says why
         return Completion("".join(parts), tuple(tokens), finish_reason, self.stats())
 
-    def _run(self, prompt: list[int], options: GenerateSettings) -> Iterator[Chunk]:
+    def _run(self, prompt: list[int], options: GenerateSettings) -> Generator[Chunk, None, None]:
         self._require_idle()
         session = self.session
-        self._is_streaming = True
         try:
+            self._is_streaming = True
             session.reset_stats()
             session.set_sampler(self._sampler(prompt, options))
             self._prefill(session, prompt, options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,35 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
         default="f16",
         help="number format of the drafter's cache (f16)",
     )
+
+
+def add_template(parser: argparse.ArgumentParser) -> None:
+    """What template_variables() reads."""
+    parser.add_argument(
+        "--template-var",
+        action="append",
+        default=[],
+        type=_template_variable,
+        metavar="NAME=VALUE",
+        help="a variable of the chat template, e.g. enable_thinking=false; JSON if VALUE is that, "
+        "otherwise text; may be given several times",
+    )
+
+
+def _template_variable(text: str) -> tuple[str, Any]:
+    """A value of --template-var."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, not {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def template_variables(args: argparse.Namespace) -> dict[str, Any]:
+    """What add_template's option says; of several with one name the last."""
+    return dict(args.template_var)
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.epilog = EPILOG
     parser.add_argument("--system", metavar="TEXT", help="the system message")
+    _arguments.add_template(parser)
     _arguments.add_models(parser)
     _arguments.add_sampling(parser)
     _arguments.add_output(parser)
@@ -39,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives input() line editing and history)
     with _arguments.open_llama(args) as llm:
-        # A model without a template should say so before the first question is typed.
-        llm.format_chat([{"role": "user", "content": ""}])
         conversation = _Conversation(llm, args)
+        # What the template does not take should be said before the first question is typed.
+        conversation.prompt("")
         if sys.stdin.isatty():
             name = _arguments.model_paths(args)[0].name
             conversation.status.print(f"{name}: {HINT}", style="dim")
@@ -74,6 +75,7 @@ class _Conversation:
         self._writer = _terminal.Writer(_terminal.make_console(color=args.color))
         self.status = _terminal.make_console(stderr=True, color=args.color)
         self._system = args.system
+        self._variables = _arguments.template_variables(args)
         self.reset()
 
     def reset(self) -> None:
@@ -81,31 +83,31 @@ class _Conversation:
         if self._system is not None:
             self._messages.append({"role": "system", "content": self._system})
 
+    def prompt(self, question: str) -> list[int]:
+        """The conversation with a next question, as tokens."""
+        return self._llm.format_chat(
+            [*self._messages, {"role": "user", "content": question}],
+            template_variables=self._variables,
+        )
+
     def answer(self, question: str) -> None:
         """Streams an answer. One that was stopped, or did not fit, is forgotten with its
         question."""
-        n_before = len(self._messages)
-        self._messages.append({"role": "user", "content": question})
         try:
             meter = _generate.stream(
-                self._llm,
-                self._llm.format_chat(self._messages),
-                self._options,
-                self._writer,
-                self.status,
+                self._llm, self.prompt(question), self._options, self._writer, self.status
             )
         except KeyboardInterrupt:
             self.status.print("stopped; the question is forgotten", style="dim")
-            del self._messages[n_before:]
             return
         except ContextFullError as error:
             self.status.print(f"{error}; or start over with /reset")
-            del self._messages[n_before:]
             return
         except InvalidArgumentError as error:  # bytes that are no text, from a pipe
             self.status.print(f"{error}; the question is forgotten", markup=False)
-            del self._messages[n_before:]
             return
-        self._messages.append({"role": "assistant", "content": self._llm.detokenize(meter.tokens)})
+        answer = self._llm.detokenize(meter.tokens)
+        self._messages.append({"role": "user", "content": question})
+        self._messages.append({"role": "assistant", "content": answer})
         is_drafting = self._llm.drafter is not None
         self.status.print(_terminal.summary(meter, is_drafting=is_drafting), style="dim")

@@ -136,7 +136,7 @@ def _tokenize(target: pydflash2.Target) -> list[list[int]]:
         template = ChatTemplate(vocab)
     except UnsupportedError:
         return [vocab.tokenize(text, add_special=True, parse_special=False) for text in PROMPTS]
-    chats = [template.render([{"role": "user", "content": text}]) for text in PROMPTS]
+    chats = [template.render([{"role": "user", "content": text}], {}) for text in PROMPTS]
     return [vocab.tokenize(chat, add_special=False, parse_special=True) for chat in chats]
 
 

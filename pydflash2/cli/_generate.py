@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat", action="store_true", help="put the prompt into the target's chat template"
     )
+    _arguments.add_template(parser)
     parser.add_argument(
         "--compare",
         action="store_true",
@@ -55,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generates, and returns the exit status."""
+    if args.template_var and not args.chat:
+        raise InvalidArgumentError("--template-var is about the chat template: give --chat too")
     prompt = _prompt(args)
     options = _arguments.generate_options(args)
     _terminal.prepare_streams()
@@ -64,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
         if args.compare and llm.drafter is None:
             raise InvalidArgumentError("--compare needs a drafter to compare with: give -d FILE")
         ids = (
-            llm.format_chat([{"role": "user", "content": prompt}])
+            llm.format_chat(
+                [{"role": "user", "content": prompt}],
+                template_variables=_arguments.template_variables(args),
+            )
             if args.chat
             else llm.tokenize(prompt)
         )

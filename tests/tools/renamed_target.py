@@ -1,10 +1,11 @@
 """A Llama under the name of an architecture that has the same tensors and computes something else
-with them."""
+with them, or with a chat template."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from gguf import GGUFReader, GGUFWriter
 
@@ -13,7 +14,12 @@ from tests.tools.tiny_gguf import Key, write_keys
 
 
 def write_renamed_target(
-    path: Path, source: Path, architecture: str, keys: Mapping[str, Key]
+    path: Path,
+    source: Path,
+    architecture: str = "llama",
+    keys: Mapping[str, Key] = MappingProxyType({}),
+    *,
+    chat_template: str | None = None,
 ) -> Path:
     """Copy a model file, with another architecture and further keys of it. Returns `path`."""
     model = GGUFReader(source)
@@ -24,6 +30,8 @@ def write_renamed_target(
             writer.add_key_value(new_name, field.contents(), field.types[0])
     write_keys(writer, architecture, keys)
     copy_tokenizer(writer, model)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
     for tensor in model.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     finish(writer)

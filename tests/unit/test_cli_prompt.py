@@ -102,3 +102,20 @@ def test_the_figures_compare_with_plain_decoding_and_with_stock_llama_cpp(
     assert _terminal.summary(ours, plain, stock).endswith("same text")
     plain.tokens[3] = 2
     assert "text differs from token 4 on" in _terminal.summary(ours, plain, stock)
+
+
+def test_template_variables_are_json_or_text() -> None:
+    parser = argparse.ArgumentParser()
+    _arguments.add_template(parser)
+    given = ["enable_thinking=false", "date=1 May = x", "n=3", "n=4", "tools=[{}]", "none="]
+    args = parser.parse_args([f"--template-var={text}" for text in given])
+    assert _arguments.template_variables(args) == {
+        "enable_thinking": False,
+        "date": "1 May = x",
+        "n": 4,
+        "tools": [{}],
+        "none": "",
+    }
+    for wrong in ("enable_thinking", "=1", "a-b=1"):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--template-var", wrong])
