@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import pytest
 
 import pydflash2
@@ -79,3 +81,28 @@ def test_a_drafters_end_the_drafting(
             assert got.stats.n_drafted == 0
     (warning,) = caplog.messages
     assert "broken.gguf' gives NaN or infinite scores: this session drafts no more" in warning
+
+
+@pytest.mark.parametrize(
+    ("tokens", "value", "is_error"),
+    [
+        ([5], -math.inf, False),  # a token that is not to be chosen
+        ([5], math.inf, True),
+        ([5], math.nan, True),
+        ([159], -math.nan, True),
+        (range(160), -math.inf, True),
+        (range(159), -math.inf, False),
+    ],
+)
+def test_what_of_the_logits_is_an_error(
+    tiny: pydflash2.Llama, tokens: Sequence[int], value: float, is_error: bool
+) -> None:
+    tiny.session.prefill(PROMPT)
+    row = llama_cpp.llama_get_logits_ith(tiny.target.context_address, -1)
+    for token in tokens:
+        row[token] = value
+    if is_error:
+        with pytest.raises(pydflash2.PoisonedError, match="NaN or infinite"):
+            tiny.session.step()
+    else:
+        assert tiny.session.step().tokens[0] not in tokens
