@@ -265,8 +265,8 @@ ThreadCount default_threads() {
     return describe({n, n_fast > 0 ? std::min(n, n_fast) : n}, 0.0);
   }
 #endif
-  const auto n = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
-  return describe({n, n}, 0.0);
+  const auto n_cpus = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
+  return describe({n_cpus, n_cpus}, 0.0);
 }
 
 }  // namespace df2

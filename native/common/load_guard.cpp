@@ -28,13 +28,20 @@ void on_abort(const char *message) {
 
 }  // namespace
 
-LoadGuard::LoadGuard() : lock_(guard_mutex) {
+LoadGuard::LoadGuard() : lock_(guard_mutex, std::defer_lock) {
+  if (guarded) {
+    return;
+  }
+  lock_.lock();
   abort_message.clear();
   guarded = true;
   previous_callback = ggml_set_abort_callback(on_abort);
 }
 
 LoadGuard::~LoadGuard() {
+  if (!lock_.owns_lock()) {
+    return;
+  }
   ggml_set_abort_callback(previous_callback);
   previous_callback = nullptr;
   guarded = false;

@@ -1,5 +1,6 @@
 // ggml aborts the process on some damaged models. While a guard exists, an abort on this thread becomes an exception
-// instead, which llama.cpp's own loading code turns into a failure. For loading only: worker threads do not unwind.
+// instead, which llama.cpp's own loading code turns into a failure. For loading and for building graphs only: worker
+// threads do not unwind. A guard within another one of the same thread adds nothing.
 #pragma once
 
 #include <mutex>

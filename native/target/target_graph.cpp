@@ -6,6 +6,7 @@
 #include <set>
 
 #include "common/error.h"
+#include "common/load_guard.h"
 #include "cpu_backend/packed_buffer.h"
 #include "ggml-backend.h"
 #include "ggml.h"
@@ -119,7 +120,16 @@ ProbedGraph probe_graph(llama_context *context) {
   const uint32_t n_seq = llama_n_seq_max(context);
   const uint32_t n_most = std::min(llama_n_ubatch(context), llama_n_ctx_seq(context));
   const uint32_t n_tokens = std::max(n_seq, n_most / n_seq * n_seq);
-  ggml_cgraph *graph = llama_graph_reserve(context, n_tokens, 1, 1);
+  const LoadGuard guard;
+  ggml_cgraph *graph = nullptr;
+  try {
+    graph = llama_graph_reserve(context, n_tokens, 1, 1);
+  } catch (const std::exception &error) {
+    throw Error(DF2_EUNSUPPORTED,
+                format("llama.cpp cannot build this context's graph (%s); if an adapter (LoRA) is set, take it off: of "
+                       "embeddings that are also the head llama.cpp takes none",
+                       error.what()));
+  }
   if (graph == nullptr) {
     throw Error(DF2_ENOMEM, "llama.cpp cannot reserve the target's compute buffers");
   }

@@ -19,7 +19,7 @@ struct ProbedGraph {
   int32_t n_tokens;  // of one sequence; the last one asks for logits
 };
 
-// Throws DF2_ENOMEM.
+// Throws DF2_ENOMEM; DF2_EUNSUPPORTED where llama.cpp would end the process.
 ProbedGraph probe_graph(llama_context *context);
 
 // All nodes of that name, in the order they are computed.

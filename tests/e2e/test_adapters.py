@@ -16,6 +16,7 @@ from gguf import GGUFReader
 
 import pydflash2
 from tests.tools.layer_outputs import greedy
+from tests.tools.renamed_target import write_renamed_target
 from tests.tools.tiny_lora import write_tiny_lora
 
 PROMPT = [6 + i * 37 % 150 for i in range(12)]
@@ -78,4 +79,20 @@ def test_the_text_is_the_adapted_models(
             set_scale(llama, scale)
             llm.session.rewind(0)
             assert list(llm.generate(PROMPT, max_tokens=N_TOKENS).tokens) == text
+    llama.close()
+
+
+def test_an_adapter_that_llama_cpp_cannot_use(
+    tiny_target: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    """Of embeddings that are also the head: at its next decode, llama.cpp would end the process."""
+    target = write_renamed_target(tmp_path / "tied.gguf", tiny_target, is_tied=True)
+    lora = write_tiny_lora(tmp_path / "lora.gguf", target, WEIGHTS["embeddings"])
+    llama = open_llama(target, lora)
+    with pytest.raises(pydflash2.UnsupportedError, match=r"can_mul_mat.*adapter \(LoRA\)"):
+        pydflash2.attach(llama, tiny_drafter)
+    set_scale(llama, 0.0)
+    expected = greedy(llama, PROMPT, N_TOKENS)[0]
+    with pydflash2.attach(llama, tiny_drafter, n_draft=5) as llm:
+        assert list(llm.generate(PROMPT, max_tokens=N_TOKENS).tokens) == expected
     llama.close()

@@ -1,5 +1,5 @@
 """A Llama under the name of an architecture that has the same tensors and computes something else
-with them, or with a chat template."""
+with them, or another Llama: with a chat template, or without a head."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ def write_renamed_target(
     keys: Mapping[str, Key] = MappingProxyType({}),
     *,
     chat_template: str | None = None,
+    is_tied: bool = False,
 ) -> Path:
-    """Copy a model file, with another architecture and further keys of it. Returns `path`."""
+    """Copy a model file, with another architecture and further keys of it. Returns `path`.
+
+    is_tied: without the head, so that the embeddings serve as one."""
     model = GGUFReader(source)
     writer = GGUFWriter(path, architecture)
     for name, field in model.fields.items():
@@ -33,6 +36,8 @@ def write_renamed_target(
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     for tensor in model.tensors:
+        if is_tied and tensor.name == "output.weight":
+            continue
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     finish(writer)
     return path
