@@ -204,7 +204,10 @@ void Session::prefill(const int32_t *tokens, int32_t n_tokens) {
 }
 
 int32_t Session::choose_n_draft(int32_t capacity) const {
-  const int32_t wanted = drafter_failed_ ? 0 : is_auto() ? draft_length_->choose() : std::max(0, options_.n_draft);
+  if (drafter_failed_) {
+    return 0;
+  }
+  const int32_t wanted = is_auto() ? draft_length_->choose() : std::max(0, options_.n_draft);
   // the anchor needs one place in the context and in the batch, the bonus token one in the output
   const int32_t room = std::min({capacity, target_.n_ctx() - n_decoded_, target_.n_batch()}) - 1;
   return std::clamp(wanted, 0, std::max(0, room));
@@ -217,7 +220,7 @@ Draft Session::run_draft(int32_t n_draft, const Sampling &sampling) {
   return draft;
 }
 
-// Also in the target's memory, once there are any: not even dropping their positions undoes that.
+// What is not a number is in the target's memory as well by then, and dropping positions does not overwrite it.
 void Session::check_logits(int32_t row) {
   if (!target_.has_numbers(row)) {
     poisoned_ = true;

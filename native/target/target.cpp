@@ -154,13 +154,14 @@ const float *Target::logits(int32_t i) const {
 bool Target::has_numbers(int32_t i) const {
   const float *values = logits(i);
   const int32_t n = n_vocab();
-  int32_t n_below = 0;  // plus infinity, which NaN is not either
-  int32_t n_above = 0;  // minus infinity
+  // every comparison with NaN is false
+  int32_t n_below_infinity = 0;
+  int32_t n_above_minus_infinity = 0;
   for (int32_t id = 0; id < n; ++id) {
-    n_below += values[id] < INFINITY ? 1 : 0;
-    n_above += values[id] > -INFINITY ? 1 : 0;
+    n_below_infinity += values[id] < INFINITY ? 1 : 0;
+    n_above_minus_infinity += values[id] > -INFINITY ? 1 : 0;
   }
-  return n_below == n && n_above > 0;
+  return n_below_infinity == n && n_above_minus_infinity > 0;
 }
 
 // What llama_sampler_sample does, which aborts on a chain that selects nothing.

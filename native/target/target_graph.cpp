@@ -124,11 +124,14 @@ ProbedGraph probe_graph(llama_context *context) {
   ggml_cgraph *graph = nullptr;
   try {
     graph = llama_graph_reserve(context, n_tokens, 1, 1);
-  } catch (const std::exception &error) {
+  } catch (const std::exception &) {
+    if (guard.message().empty()) {
+      throw;
+    }
     throw Error(DF2_EUNSUPPORTED,
                 format("llama.cpp cannot build this context's graph (%s); if an adapter (LoRA) is set, take it off: of "
                        "embeddings that are also the head llama.cpp takes none",
-                       error.what()));
+                       guard.message().c_str()));
   }
   if (graph == nullptr) {
     throw Error(DF2_ENOMEM, "llama.cpp cannot reserve the target's compute buffers");
