@@ -9,6 +9,7 @@
 #include "common/error.h"
 #include "cpu_backend/ggml_cpu_internals.h"
 #include "cpu_backend/packed_buffer.h"
+#include "cpu_backend/plain_weights.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 #include "ops/common/cpu.h"
@@ -95,14 +96,15 @@ void replace_list(BufferTypes list) {
 
 void add_to_list() {
   const BufferTypes &current = ggml_backend_cpu_get_extra_buffer_types();
-  BufferTypes list = {packed_buffer_type()};
+  BufferTypes list = {packed_buffer_type(), plain_buffer_type()};
   list.insert(list.end(), current.begin(), current.end());
   replace_list(std::move(list));
 }
 
 void remove_from_list() {
   BufferTypes list = ggml_backend_cpu_get_extra_buffer_types();
-  list.erase(std::remove(list.begin(), list.end(), packed_buffer_type()), list.end());
+  const auto is_ours = [](auto type) { return type == packed_buffer_type() || type == plain_buffer_type(); };
+  list.erase(std::remove_if(list.begin(), list.end(), is_ours), list.end());
   replace_list(std::move(list));
 }
 

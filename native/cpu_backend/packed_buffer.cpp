@@ -37,11 +37,6 @@ std::atomic<uint64_t> total_packed{0};
 std::atomic<uint64_t> total_copied{0};
 thread_local PackedCount *current_count = nullptr;
 
-// llama.cpp gives the head of a model with tied embeddings the name of the embeddings, which it also keeps as they are.
-bool is_copy(const ggml_tensor *tensor) {
-  return std::strcmp(tensor->name, "token_embd.weight") == 0;
-}
-
 // Asked of the system once: a model has hundreds of weights.
 int32_t packing_threads() {
   static const int32_t n = std::min(default_threads().n, kMaxPackingThreads);

@@ -1,5 +1,7 @@
 #include "cpu_backend/packed_weights.h"
 
+#include <cstring>
+
 #include "cpu_backend/kernel_table.h"
 #include "cpu_backend/packed_buffer.h"
 
@@ -32,6 +34,10 @@ bool can_multiply(const ggml_tensor *op) {
 bool is_packed(const ggml_tensor *tensor) {
   return tensor != nullptr && tensor->buffer != nullptr &&
          ggml_backend_buffer_get_type(tensor->buffer) == packed_buffer_type();
+}
+
+bool is_copy(const ggml_tensor *weights) {
+  return std::strcmp(weights->name, "token_embd.weight") == 0;
 }
 
 bool is_view(const ggml_tensor *node) {

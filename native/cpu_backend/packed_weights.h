@@ -21,6 +21,10 @@ bool can_multiply(const ggml_tensor *op);
 // Whether a tensor is in a packed buffer.
 bool is_packed(const ggml_tensor *tensor);
 
+// Whether llama.cpp has the same weights in memory a second time: it gives the head of a model with tied embeddings the
+// name of the embeddings, which it also keeps as they are.
+bool is_copy(const ggml_tensor *weights);
+
 // Whether a node names data and computes nothing.
 bool is_view(const ggml_tensor *node);
 

@@ -4,7 +4,9 @@
 #include <cstring>
 #include <new>
 
+#include "cpu_backend/expert_rows.h"
 #include "cpu_backend/kernel_table.h"
+#include "cpu_backend/node.h"
 #include "cpu_backend/packed_weights.h"
 #include "cpu_backend/rule.h"
 #include "cpu_backend/work_area.h"
@@ -129,24 +131,19 @@ class DenseProduct {
   int64_t n_groups_ = 1;
 };
 
-// MUL_MAT_ID: each token goes through n_used of the matrices. Rows are (token, used) pairs, sorted by matrix.
+// MUL_MAT_ID: a group is an expert that has rows.
 class ExpertProduct {
  public:
   ExpertProduct(const df2_qmm_kernel &kernel, const ggml_tensor *op)
-      : shape(kernel, op->src[0]),
-        kernel_(kernel),
-        op_(op),
-        x_(op->src[1]),
-        ids_(op->src[2]),
-        n_experts_(op->src[0]->ne[2]),
-        n_rows_(ids_->ne[0] * ids_->ne[1]) {}
+      : shape(kernel, op->src[0]), kernel_(kernel), op_(op), rows_(op) {}
 
   size_t work_bytes() const {
-    const int64_t n_partial = std::min(n_experts_, n_rows_);
-    const auto partial_rows = static_cast<int32_t>(std::min(n_rows_, kBatch - 1));
+    const int64_t n_rows = rows_.n_rows();
+    const int64_t n_partial = std::min(rows_.n_experts(), n_rows);
+    const auto partial_rows = static_cast<int32_t>(std::min(n_rows, kBatch - 1));
     const size_t full = df2_qmm_batch_bytes(kernel_.type, static_cast<int32_t>(kBatch), shape.n_in);
     const size_t partial = df2_qmm_batch_bytes(kernel_.type, partial_rows, shape.n_in);
-    return tables_bytes() + static_cast<size_t>(n_rows_ / kBatch) * full + static_cast<size_t>(n_partial) * partial;
+    return tables_bytes() + static_cast<size_t>(n_rows / kBatch) * full + static_cast<size_t>(n_partial) * partial;
   }
 
   void place(uint8_t *work) {
@@ -154,33 +151,31 @@ class ExpertProduct {
     counter = &header_->counter;
     work += round_up(sizeof(Header));
     groups_ = reinterpret_cast<Group *>(work);
-    work += round_up(static_cast<size_t>(n_experts_) * sizeof(Group));
+    work += round_up(static_cast<size_t>(rows_.n_experts()) * sizeof(Group));
     table_ = reinterpret_cast<Batch *>(work);
     work += round_up(static_cast<size_t>(max_batches()) * sizeof(Batch));
-    ends_ = reinterpret_cast<int64_t *>(work);
-    work += round_up(static_cast<size_t>(n_experts_) * sizeof(int64_t));
-    rows_ = reinterpret_cast<Row *>(work);
-    work += round_up(static_cast<size_t>(n_rows_) * sizeof(Row));
-    batches_ = work;
+    rows_.place(work);
+    batches_ = work + rows_.bytes();
   }
 
   // Sorts the rows and lays out the batches. By one thread, before the others read anything.
   void plan() {
-    sort_rows();
+    rows_.sort();
     header_->n_groups = 0;
     header_->n_batches = 0;
     const size_t matrix_bytes = static_cast<size_t>(shape.n_tiles) * shape.tile_bytes;
     uint8_t *data = batches_;
-    int64_t row = 0;
-    for (int64_t expert = 0; expert < n_experts_; ++expert) {
-      if (row == ends_[expert]) {
+    for (int64_t expert = 0; expert < rows_.n_experts(); ++expert) {
+      const int64_t end = rows_.end(expert);
+      int64_t row = rows_.begin(expert);
+      if (row == end) {
         continue;
       }
       Group &group = groups_[header_->n_groups++];
       group = {static_cast<const uint8_t *>(op_->src[0]->data) + static_cast<size_t>(expert) * matrix_bytes,
-               header_->n_batches, ceil_div(ends_[expert] - row, kBatch)};
-      while (row < ends_[expert]) {
-        const auto n = static_cast<int32_t>(std::min(kBatch, ends_[expert] - row));
+               header_->n_batches, ceil_div(end - row, kBatch)};
+      while (row < end) {
+        const auto n = static_cast<int32_t>(std::min(kBatch, end - row));
         table_[header_->n_batches++] = {data, row, n};
         data += df2_qmm_batch_bytes(kernel_.type, n, shape.n_in);
         row += n;
@@ -194,93 +189,34 @@ class ExpertProduct {
   Group group(int64_t index) const { return groups_[index]; }
 
   const float *input(int64_t row) const {
-    const auto used = static_cast<size_t>(rows_[row].used % x_->ne[1]);
-    const auto token = static_cast<size_t>(rows_[row].token);
-    return reinterpret_cast<const float *>(static_cast<const char *>(x_->data) + used * x_->nb[1] + token * x_->nb[2]);
+    return reinterpret_cast<const float *>(row_address(op_->src[1], rows_.input_place(row), rows_.token(row), 0));
   }
 
-  float *output(int64_t row) const { return output_of(rows_[row].used, rows_[row].token); }
+  float *output(int64_t row) const { return rows_.output(row); }
 
   const Shape shape;
   Counter *counter = nullptr;
 
  private:
-  struct Row {
-    int32_t used;
-    int32_t token;
-  };
-
   struct Header {
     Counter counter;
     int64_t n_groups;
     int64_t n_batches;
   };
 
-  int64_t max_batches() const { return n_rows_ / kBatch + std::min(n_experts_, n_rows_); }
+  int64_t max_batches() const { return rows_.n_rows() / kBatch + std::min(rows_.n_experts(), rows_.n_rows()); }
 
   size_t tables_bytes() const {
-    return round_up(sizeof(Header)) + round_up(static_cast<size_t>(n_experts_) * sizeof(Group)) +
-           round_up(static_cast<size_t>(max_batches()) * sizeof(Batch)) +
-           round_up(static_cast<size_t>(n_experts_) * sizeof(int64_t)) +
-           round_up(static_cast<size_t>(n_rows_) * sizeof(Row));
-  }
-
-  float *output_of(int64_t used, int64_t token) const {
-    return reinterpret_cast<float *>(static_cast<char *>(op_->data) + static_cast<size_t>(used) * op_->nb[1] +
-                                     static_cast<size_t>(token) * op_->nb[2]);
-  }
-
-  // The matrix a token's row goes through, or -1 if there is no such matrix.
-  int64_t expert_of(int64_t used, int64_t token) const {
-    const char *id = static_cast<const char *>(ids_->data) + static_cast<size_t>(used) * ids_->nb[0] +
-                     static_cast<size_t>(token) * ids_->nb[1];
-    const int32_t expert = *reinterpret_cast<const int32_t *>(id);
-    return expert >= 0 && expert < n_experts_ ? expert : -1;
-  }
-
-  template <typename Visit>
-  void for_each_row(Visit &&visit) const {
-    for (int64_t token = 0; token < ids_->ne[1]; ++token) {
-      for (int64_t used = 0; used < ids_->ne[0]; ++used) {
-        visit(used, token, expert_of(used, token));
-      }
-    }
-  }
-
-  // Afterwards expert e has rows [ends_[e - 1], ends_[e]).
-  void sort_rows() {
-    std::fill(ends_, ends_ + n_experts_, 0);
-    for_each_row([&](int64_t used, int64_t token, int64_t expert) {
-      if (expert >= 0) {
-        ++ends_[expert];
-      } else {
-        std::fill_n(output_of(used, token), shape.n_out, 0.0f);  // ggml asserts; zeros are no reason to end a process
-      }
-    });
-    int64_t n_before = 0;
-    for (int64_t expert = 0; expert < n_experts_; ++expert) {
-      const int64_t n = ends_[expert];
-      ends_[expert] = n_before;  // for now where its next row goes
-      n_before += n;
-    }
-    for_each_row([&](int64_t used, int64_t token, int64_t expert) {
-      if (expert >= 0) {
-        rows_[ends_[expert]++] = {static_cast<int32_t>(used), static_cast<int32_t>(token)};
-      }
-    });
+    return round_up(sizeof(Header)) + round_up(static_cast<size_t>(rows_.n_experts()) * sizeof(Group)) +
+           round_up(static_cast<size_t>(max_batches()) * sizeof(Batch)) + rows_.bytes();
   }
 
   const df2_qmm_kernel &kernel_;
   const ggml_tensor *op_;
-  const ggml_tensor *x_;
-  const ggml_tensor *ids_;
-  int64_t n_experts_;
-  int64_t n_rows_;
+  ExpertRows rows_;
   Header *header_ = nullptr;
   Group *groups_ = nullptr;
   Batch *table_ = nullptr;
-  int64_t *ends_ = nullptr;
-  Row *rows_ = nullptr;
   uint8_t *batches_ = nullptr;
 };
 

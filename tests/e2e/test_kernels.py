@@ -19,6 +19,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, quants
 
 import pydflash2
+from tests.tools.every_type import write_of_type
 from tests.tools.prompts import questions
 
 N_PROMPTS = 6
@@ -168,6 +169,37 @@ def test_mixture_of_experts(tiny_target: Path, tmp_path: Path, kind: GGMLQuantiz
             # llama.cpp's attention adds values up in half precision
             limit = 1e-2 if kind == GGMLQuantizationType.F32 else 0.05
             assert 0.0 < np.std(difference) < limit * np.std(wanted)
+
+
+BUFFERS = """
+import ctypes
+import sys
+import llama_cpp
+import pydflash2
+
+lines = []
+callback = llama_cpp.llama_log_callback(lambda level, text, data: lines.append(text.decode()))
+llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
+pydflash2.enable_kernels()
+parameters = llama_cpp.llama_model_default_params()
+assert llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), parameters)
+marker = " model buffer size"
+print(*(line.partition(marker)[0].split()[-1] for line in lines if marker in line))
+"""
+
+
+@requires_kernels
+def test_what_llama_would_repack_is_held(tmp_path: Path) -> None:
+    """Types without a kernel stay in the file's mapping, but for those that llama.cpp repacks on
+    this CPU, in products that depend on the number of rows."""
+    for type_name in ("q2_K", "q1_0", "iq3_s"):
+        path = write_of_type(tmp_path / f"{type_name}.gguf", type_name)
+        ours = python(BUFFERS, path).split()
+        stock = python(BUFFERS, path, DF2_KERNELS="off").split()
+        assert ("DFLASH2_PLAIN" in ours) == ("CPU_REPACK" in stock)
+        assert "CPU_REPACK" not in ours
+        assert "CPU_Mapped" in ours
+        assert not any("DFLASH2" in name for name in stock)
 
 
 RESIDENT = """

@@ -1,7 +1,7 @@
 """A token's logits have the same bits alone and in a batch, on any number of threads.
 
-One case for each thing in a CPU decode that could depend on the width of a batch. Cases that leave
-wide batches to ggml (docs/identity.md) are tested up to the width of a verify.
+One case for each thing in a CPU decode that could depend on the width of a batch, and one for every
+type of weights that ggml can multiply with, dense and in experts.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ import numpy.typing as npt
 import pytest
 
 import pydflash2
-from tests.tools.quantise import FileType, write_requantised
+from tests.tools.every_type import NUMBERS, types_in, write_of_type
 from tests.tools.synthetic import synthetic
+from tests.tools.tiny_lora import write_tiny_lora
 from tests.tools.tiny_targets import write_tiny_target
 
 N_TOKENS = 200
-WIDTHS = ([2], [7], [8], [16], [64], [3, 1, 40])
+WIDTHS = ([2], [7], [8], [16], [64], [3, 1, 40], [N_TOKENS])
+MORE_WIDTHS = ([2], [4], [8], [16], [64], [65], [128], [N_TOKENS])  # for models that take no time
 Logits = npt.NDArray[np.float32]
-_Q2_K, _GGML_Q8_0, _GGML_F32 = 10, 8, 0  # llama_ftype; ggml_type
+_GGML_Q8_0, _GGML_F32 = 8, 0  # ggml_type
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, made in a folder from the tiny target and SmolLM2, and options of its context."""
+    """A model, made in a folder from the tiny target and SmolLM2, options of its context, and
+    the weights that an adapter changes."""
 
     make: Callable[[Path, Path, Path], Path]
     options: dict[str, Any] = field(default_factory=dict)
-    any_width: bool = True
+    adapted: tuple[str, ...] = ()
 
 
 def smollm(folder: Path, tiny: Path, smollm: Path) -> Path:
@@ -51,25 +54,21 @@ def experts(type_name: str) -> Callable[[Path, Path, Path], Path]:
     return lambda folder, tiny, smollm: synthetic("tiny-moe", type_name, folder=folder)
 
 
-def without_kernel(folder: Path, tiny: Path, smollm: Path) -> Path:
-    """Q2_K has no kernel."""
-    out = folder / "q2_k.gguf"
-    write_requantised(smollm, out, FileType(_Q2_K))
-    return out
-
-
 CASES = {
     "packed weights and flash attention": Case(smollm),
     "quantised cache": Case(smollm, {"type_k": _GGML_Q8_0, "type_v": _GGML_Q8_0}),
     "float32 cache": Case(smollm, {"type_k": _GGML_F32, "type_v": _GGML_F32}),
-    "no flash attention": Case(smollm, {"flash_attn": False}, any_width=False),
-    "a type without a kernel": Case(without_kernel, any_width=False),
+    "no flash attention": Case(smollm, {"flash_attn": False}),
     "float32 weights": Case(architecture("qwen2")),
     "a sliding window": Case(architecture("gemma3")),
     "experts": Case(experts("Q4_0")),
     "experts in mxfp4": Case(experts("MXFP4")),
-    "experts in float16, no flash attention": Case(
-        experts("F16"), {"flash_attn": False}, any_width=False
+    "an adapter": Case(
+        experts("Q4_0"), adapted=("blk.0.attn_q.weight", "blk.0.ffn_up_exps.weight")
+    ),
+    "experts in float16, no flash attention": Case(experts("F16"), {"flash_attn": False}),
+    "quantised keys, no flash attention": Case(
+        experts("Q8_0"), {"flash_attn": False, "type_k": _GGML_Q8_0}
     ),
 }
 
@@ -104,23 +103,50 @@ def opened(path: Path, n_threads: int, options: dict[str, Any]) -> llama_cpp.Lla
     )
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_bits(name: str, tiny_target: Path, smollm_target: Path, tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def kernels() -> None:
     found = pydflash2.enable_kernels()
     if found.state != "active":
         pytest.skip(f"kernels are not in use: {found.note}")
-    case = CASES[name]
-    path = case.make(tmp_path, tiny_target, smollm_target)
-    llama = opened(path, 2, case.options)
+
+
+def check_bits(path: Path, options: dict[str, Any], widths: tuple[list[int], ...]) -> None:
+    """Each width, and other numbers of threads, against one token at a time on two threads."""
+    llama = opened(path, 2, options)
     expected = decode(llama.ctx, llama.n_vocab(), [1])
     assert np.isfinite(expected).all()
-    for pattern in [*WIDTHS, [N_TOKENS]] if case.any_width else WIDTHS:
+    assert len(np.unique(expected, axis=0)) == N_TOKENS
+    for pattern in widths:
         assert np.array_equal(decode(llama.ctx, llama.n_vocab(), list(pattern)), expected), pattern
     llama.close()
     for n_threads in (1, 3):
-        llama = opened(path, n_threads, case.options)
+        llama = opened(path, n_threads, options)
         assert np.array_equal(decode(llama.ctx, llama.n_vocab(), [8]), expected), n_threads
         llama.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bits(name: str, tiny_target: Path, smollm_target: Path, tmp_path: Path) -> None:
+    case = CASES[name]
+    path = case.make(tmp_path, tiny_target, smollm_target)
+    options = dict(case.options)
+    if case.adapted:
+        # rows of 8 are too short for a kernel
+        adapter = write_tiny_lora(tmp_path / "adapter.gguf", path, case.adapted, rank=8)
+        options["lora_path"] = str(adapter)
+    check_bits(path, options, WIDTHS)
+
+
+@pytest.mark.parametrize("type_name", NUMBERS)
+def test_bits_of_type(type_name: str, tmp_path: Path) -> None:
+    """Attention, head and experts, of which each gets eight rows and more in wide batches: from
+    there on ggml has other code for some types, and before that for others."""
+    path = write_of_type(tmp_path / "model.gguf", type_name)
+    types = types_in(path)
+    for matrix in ("attn_q", "attn_output", "ffn_gate_exps", "ffn_down_exps"):
+        assert types[f"blk.1.{matrix}.weight"] == type_name
+    assert types["output.weight"] == type_name
+    check_bits(path, {}, MORE_WIDTHS)
 
 
 def test_the_comparison_can_fail(tiny_target: Path, tmp_path: Path) -> None:
