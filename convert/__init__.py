@@ -10,6 +10,7 @@ converter writes in these points only:
 * `dflash2.converter.*` and `dflash2.source.revision` are added: loaders ignore unknown keys;
 * the 4- and 5-bit types, which its converter does not offer, keep small sensitive tensors at Q8_0;
 * speculators exports, which its converter refuses, are read;
+* biases of the attention are written, which its loader does not take;
 * with an M-RoPE target and a partially rotated drafter, `dflash.rope.dimension_sections` counts
   the rotated pairs, where upstream counts half the head;
 * a layer list without `use_sliding_window` gets the window it asks for; upstream drops it;

@@ -8,50 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConversionError
+from .harmless import check_supported, ignore_harmless, read_quantisation
 from .keys import ConfigKeys, KeyUse
 from .rope import Rope, read_rope
+from .stored import Block
 
-# Hugging Face boilerplate that no model code of these layouts reads at inference.
-_BOILERPLATE = """
-    _name_or_path _attn_implementation _commit_hash add_cross_attention architectures
-    attention_dropout auto_map bad_words_ids begin_suppress_tokens bos_token_id
-    chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id diversity_penalty
-    do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
-    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
-    id2label initializer_range is_decoder is_encoder_decoder label2id length_penalty max_length
-    max_window_layers min_length model_type no_repeat_ngram_size num_beam_groups num_beams
-    num_return_sequences output_attentions output_hidden_states output_scores pad_token_id prefix
-    problem_type pruned_heads remove_invalid_values repetition_penalty return_dict
-    return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature
-    tf_legacy_loss tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p torch_dtype
-    torchscript transformers_version typical_p unsloth_version use_bfloat16 use_cache
-"""
-_SPECULATORS_NOTES = {
-    "speculators_config": "proposal settings of the serving engine",
-    "speculators_version": "provenance",
-    "has_no_defaults_at_init": "export detail",
-    "max_anchors": "training only",
-    "embed_requires_grad": "training only",
-    "num_experts": "dense feed-forward",
-    "num_experts_per_tok": "dense feed-forward",
-    "moe_intermediate_size": "dense feed-forward",
-    "shared_expert_intermediate_size": "dense feed-forward",
-    "moe_experts_implementation": "dense feed-forward",
-    "norm_topk_prob": "dense feed-forward",
-}
-_MUST_BE: dict[str, tuple[tuple[Any, ...], str]] = {
-    "attention_bias": ((False,), "biases are not part of the drafter graph"),
-    "mlp_bias": ((False,), "biases are not part of the drafter graph"),
-    "quantization_config": ((), "the checkpoint is quantised; convert the original weights"),
-    "sample_from_anchor": ((False,), "drafters that predict at the anchor are not supported"),
-    "draft_ffn_type": (("dense",), "expert feed-forward drafters are not supported"),
-    "dflash_context_residual": ((False,), "this variant of the drafter is not supported"),
-    "dflash_block_position_embedding": ((False,), "this variant of the drafter is not supported"),
-    "dflash_gated_layer_fusion": ((False,), "this variant of the drafter is not supported"),
-    "dflash2_dynamic_conv": ((False,), "this variant of the drafter is not supported"),
-    "dflash2_candidate_selector": ((False,), "this variant of the drafter is not supported"),
-    "markov_head_type": ((), "DSpark drafters are not supported"),
-}
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 
@@ -76,7 +37,8 @@ class DrafterConfig:
     """A drafter's parameters.
 
     `target_layers` counts layer inputs: HF id k (the output of layer k) is k + 1. `window` is None
-    without a sliding window, `window_pattern` then has no effect.
+    without a sliding window, `window_pattern` then has no effect. `attention_bias` is None where
+    the tensors are to decide, `scale_block` the stated size of the blocks that share a scale.
     """
 
     layout: str
@@ -105,6 +67,8 @@ class DrafterConfig:
     window: int | None
     window_pattern: tuple[bool, ...]
     causal: bool
+    attention_bias: bool | None
+    scale_block: Block | None
     own_embeddings: bool
     own_head: bool
     key_uses: tuple[KeyUse, ...]
@@ -193,7 +157,7 @@ def read_config(
     body = layout.body
     decisions: list[str] = []
     # The order of reading decides which of several mistakes is reported.
-    _check_supported(keys, body)
+    check_supported(keys, body)
     n_layers = _layer_count(keys, body)
     head_dim = _size(keys, body, "head_dim", "attention.key_length")
     target_layers = _target_layers(keys, layout)
@@ -203,12 +167,11 @@ def read_config(
     activation = _activation(keys, body)
     vocab_size = keys.need_count(f"{body}vocab_size", note="checked against the target")
     own = keys.take_bool("has_embed_tokens", note="decides whether embed_tokens is kept")
-    n_embd = _hidden_size(keys, body)
     config = DrafterConfig(
         layout=layout.title,
         n_layers=n_layers,
         n_ctx=_size(keys, body, "max_position_embeddings", "context_length"),
-        n_embd=n_embd,
+        n_embd=_hidden_size(keys, body),
         n_ff=_size(keys, body, "intermediate_size", "feed_forward_length"),
         n_head=_size(keys, body, "num_attention_heads", "attention.head_count"),
         n_head_kv=_size(keys, body, "num_key_value_heads", "attention.head_count_kv"),
@@ -221,7 +184,7 @@ def read_config(
         block_size=_drafting(keys, layout, "block_size", "dflash.block_size", 2),
         mask_token_id=_drafting(keys, layout, "mask_token_id", "tokenizer.ggml.mask_token_id", 0),
         target_layers=target_layers,
-        n_target_layers=_optional_count(keys, "num_target_layers", "checked"),
+        n_target_layers=_target_layer_count(keys, layout),
         convolution=convolution,
         selector=selector,
         logit_scale=_scale(keys, layout, "output_multiplier", "logit_scale"),
@@ -232,6 +195,8 @@ def read_config(
         window=window,
         window_pattern=pattern,
         causal=_causal(keys, layout, n_layers, decisions),
+        attention_bias=keys.take_bool(*_bias_names(layout), note="biases of q, k, v and o"),
+        scale_block=read_quantisation(keys, body),
         own_embeddings=not body if own is None else own,
         own_head=not body,
         key_uses=_account(keys, body, ignore_keys),
@@ -241,11 +206,14 @@ def read_config(
     return config
 
 
-def _check_supported(keys: ConfigKeys, body: str) -> None:
-    for key, (allowed, why) in _MUST_BE.items():
-        keys.require(key, allowed, why)
-        if body:
-            keys.require(body + key, allowed, why)
+def _target_layer_count(keys: ConfigKeys, layout: Layout) -> int | None:
+    names = layout.draft_names("num_target_layers")
+    return keys.take_count(*names, note="checked", required=False)
+
+
+def _bias_names(layout: Layout) -> tuple[str, ...]:
+    prefixes = dict.fromkeys((layout.body, *layout.draft))
+    return tuple(prefix + name for name in ("attention_bias", "qkv_bias") for prefix in prefixes)
 
 
 def _size(keys: ConfigKeys, body: str, name: str, gguf_key: str) -> int:
@@ -296,15 +264,7 @@ def _hidden_size(keys: ConfigKeys, body: str) -> int:
 
 
 def _account(keys: ConfigKeys, body: str, ignore_keys: Iterable[str]) -> tuple[KeyUse, ...]:
-    for name in ("architectures", "speculators_model_type"):
-        keys.ignore(name, "names the layout")
-    for name in _BOILERPLATE.split():
-        keys.ignore(name, "not used at inference")
-        keys.ignore(body + name, "not used at inference")
-    if body:
-        for name, reason in _SPECULATORS_NOTES.items():
-            keys.ignore(name, reason)
-        keys.ignore(f"{body}use_qk_norm", "the tensors decide")
+    ignore_harmless(keys, body)
     return keys.finish(ignore_keys)
 
 

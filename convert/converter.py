@@ -15,24 +15,22 @@ import numpy.typing as npt
 
 from .config import DrafterConfig, read_config
 from .errors import ConversionError
+from .file_kinds import not_a_folder
 from .gguf_read import GgufFile
 from .gguf_write import Metadata, TensorHeader, padding, write_header
 from .head import EMBEDDINGS, OUTPUT, TABLE, DraftHead, find_head
 from .keys import KeyUse
 from .metadata import build_metadata
 from .quantise import OUTTYPES, ErrorMeter
-from .safetensors import Checkpoint, Shard, TensorInfo, read_json, to_float32
+from .safetensors import Checkpoint, Shard, TensorInfo, read_json
 from .scales import settle_scales
+from .stored import Stored, find_stored
 from .target import Target, read_target
 from .tensors import IgnoredTensor, TensorPlan, plan_tensors
 from .vocabulary import Counts, choose_vocabulary
 
 Progress = Callable[[int, int, str], None]
 """Called as `progress(bytes_done, bytes_total, tensor_name)` after each piece is written."""
-
-# Values quantised at once: large enough to be fast, small enough that the many temporaries of the
-# block quantisers stay within some tens of megabytes.
-_CHUNK_VALUES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +118,7 @@ class _Plan:
     tensors: tuple[TensorPlan, ...]
     ignored_tensors: tuple[IgnoredTensor, ...]
     metadata: tuple[Metadata, ...]
+    decisions: tuple[str, ...]
     head: DraftHead | None
 
     @property
@@ -139,7 +138,7 @@ class _Plan:
             ignored_tensors=self.ignored_tensors,
             keys=_effective(self.config.key_uses, self.metadata),
             metadata=self.metadata,
-            decisions=self.config.decisions,
+            decisions=self.decisions,
             errors=errors,
             head=self.head,
         )
@@ -150,8 +149,9 @@ def _check_options(
 ) -> None:
     if outtype not in OUTTYPES:
         raise ConversionError(f"outtype {outtype!r} is not one of {', '.join(OUTTYPES)}")
-    if not folder.is_dir():
-        raise ConversionError(f"{folder}: no such folder. Pass the drafter's Hugging Face folder.")
+    problem = not_a_folder(folder)
+    if problem:
+        raise ConversionError(f"{folder}: {problem}. Pass the drafter's Hugging Face folder.")
     if draft_vocab is None and vocab_counts is not None:
         raise ConversionError("counts are for choosing a draft vocabulary: give its size as well")
 
@@ -198,7 +198,10 @@ def _plan(
         plans = (*(plan for plan in plans if plan.name != OUTPUT), *head.plans)
     vocabulary = head.vocabulary if head else None
     metadata = build_metadata(checkpoint.folder, config, target, plans, kind, vocabulary)
-    return _Plan(config, outtype, plans, ignored, metadata, head)
+    decisions = config.decisions
+    if target.problem:
+        decisions += (f"the target cannot be run: {target.problem}",)
+    return _Plan(config, outtype, plans, ignored, metadata, decisions, head)
 
 
 def _effective(uses: tuple[KeyUse, ...], metadata: tuple[Metadata, ...]) -> tuple[KeyUse, ...]:
@@ -291,7 +294,7 @@ class _Data:
     """Where the tensors' data come from."""
 
     checkpoint: Checkpoint
-    vocab_size: int
+    config: DrafterConfig
     head: DraftHead | None
 
     def pieces(self, plan: TensorPlan, meter: ErrorMeter) -> Iterator[bytes]:
@@ -299,20 +302,19 @@ class _Data:
         if self.head is not None and plan.name in (OUTPUT, TABLE):
             yield from self.head.pieces(plan.name, meter)
             return
-        shard, info = self.checkpoint.tensors[plan.hf_name]
         if plan.name == TABLE:
-            yield _target_ids(shard, info, self.vocab_size)
-        else:
-            for rows in _row_chunks(shard, info, plan):
-                yield meter.encode(rows)
-        shard.release(info.start, info.stop)
+            yield _target_ids(*self.checkpoint.tensors[plan.hf_name], self.config.vocab_size)
+            return
+        stored = find_stored(self.checkpoint, plan.hf_name, self.config.scale_block)
+        for rows in _row_chunks(stored, plan):
+            yield meter.encode(rows)
 
 
 def _write(
     out: Path, checkpoint: Checkpoint, plan: _Plan, progress: Progress | None
 ) -> dict[str, float]:
     """Write the file; returns each tensor's error. See `convert` for the guarantees."""
-    data = _Data(checkpoint, plan.config.vocab_size, plan.head)
+    data = _Data(checkpoint, plan.config, plan.head)
     headers = plan.headers
     total = sum(header.n_bytes for header in headers)
     errors: dict[str, float] = {}
@@ -320,7 +322,7 @@ def _write(
     with _replacing(out) as (file, temporary):
         write_header(file, plan.metadata, headers)
         for tensor, header in zip(plan.tensors, headers, strict=True):
-            meter = ErrorMeter(tensor.name, tensor.kind)
+            meter = ErrorMeter(tensor.hf_name, tensor.kind)
             n_written = 0
             for piece in data.pieces(tensor, meter):
                 n_written += file.write(piece)
@@ -348,24 +350,17 @@ def _check_written(path: Path, headers: list[TensorHeader], metadata: tuple[Meta
             raise ConversionError(f"{path}: read back differently than written: is the disk sound?")
 
 
-def _row_chunks(
-    shard: Shard, info: TensorInfo, plan: TensorPlan
-) -> Iterator[npt.NDArray[np.float32]]:
+def _row_chunks(stored: Stored, plan: TensorPlan) -> Iterator[npt.NDArray[np.float32]]:
     """The tensor's rows as float32, [n, row length], a bounded number of values at a time."""
-    stored = shard.array(info)
-    if plan.head_dim is not None and stored.ndim == 1:
-        stored = stored[_neox_order(stored.shape[0], plan.head_dim)]
-    rows = stored.reshape(-1, stored.shape[-1])
-    order = None
-    if plan.head_dim is not None and stored.ndim == 2:
-        order = _neox_order(rows.shape[0], plan.head_dim)
-    step = max(1, _CHUNK_VALUES // rows.shape[1])
-    for first in range(0, rows.shape[0], step):
-        last = min(first + step, rows.shape[0])
-        chunk = rows[first:last] if order is None else rows[order[first:last]]
-        yield to_float32(chunk, info.dtype)
-        if order is None:
-            shard.release(info.start, info.start + last * rows.strides[0])
+    if plan.head_dim is None:
+        yield from stored.chunks(None)
+        return
+    order = _neox_order(plan.hf_shape[0], plan.head_dim)
+    if len(plan.hf_shape) == 1:
+        for row in stored.chunks(None):
+            yield row[:, order]
+    else:
+        yield from stored.chunks(order)
 
 
 def _neox_order(n_rows: int, head_dim: int) -> npt.NDArray[np.intp]:

@@ -5,6 +5,7 @@ Only headers and configuration files are read. Damaged and hostile files end in 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections import Counter
@@ -17,9 +18,11 @@ from gguf.constants import LlamaFileType
 
 from .config import BY_ARCHITECTURE, BY_SPECULATORS_TYPE, DrafterConfig, read_config
 from .errors import FormatError
+from .file_kinds import not_a_folder
 from .gguf_read import GgufFile
 from .metadata import VOCABULARY_KEY
-from .safetensors import INDEX_NAME, Checkpoint, TensorInfo, read_json
+from .safetensors import Checkpoint, TensorInfo, has_weights, read_json
+from .split import part_paths
 from .target import (
     MASK_KEY,
     gguf_architecture,
@@ -64,12 +67,15 @@ class Description:
 
     `container` is "GGUF" or "Hugging Face folder"; `kind` is "drafter" or "model". Sizes that the
     file does not state are None. `types` counts tensors by type, `quantisation` names the type that
-    holds most parameters; `n_bytes` is the size on disk of the file, or of a folder's weights.
+    holds most parameters; `n_bytes` is the size on disk of the file, or of a folder's weights; all
+    parts of a split model count. `problem` says why llama.cpp does not read the file, "" if nothing
+    is known to speak against it.
     """
 
     path: Path
     container: str
     kind: str
+    problem: str
     architecture: str
     name: str
     n_layers: int | None
@@ -103,8 +109,6 @@ def describe(path: str | os.PathLike[str]) -> Description:
     try:
         if where.is_dir():
             return _describe_folder(where)
-        if not where.exists():
-            raise FormatError(f"{where}: no such file or folder")
         with GgufFile(where) as file:
             return _describe_gguf(file)
     except OSError as error:
@@ -131,7 +135,13 @@ def _optional_count(file: GgufFile, key: str) -> int | None:
 
 def _describe_gguf(file: GgufFile) -> Description:
     architecture = gguf_architecture(file)
-    sizes = [(t.kind.name, math.prod(t.shape)) for t in file.tensors.values()]
+    with contextlib.ExitStack() as opened:
+        parts = [file]
+        parts += [opened.enter_context(GgufFile(path)) for path in part_paths(file)[1:]]
+        entries = [entry for part in parts for entry in part.tensors.values()]
+        problem = next(filter(None, (part.foreign_type for part in parts)), "")
+        n_bytes = sum(part.size for part in parts)
+    sizes = [(entry.kind.name, math.prod(entry.shape)) for entry in entries]
     n_parameters, types, largest = _summary(sizes)
     tokens = file.values.get("tokenizer.ggml.tokens")
     tokenizer = "/".join(
@@ -144,6 +154,7 @@ def _describe_gguf(file: GgufFile) -> Description:
         path=file.path,
         container="GGUF",
         kind="drafter" if is_drafter else "model",
+        problem=problem,
         architecture=architecture,
         name=str(file.get("general.name", "")),
         n_layers=gguf_layers(file, architecture)
@@ -158,7 +169,7 @@ def _describe_gguf(file: GgufFile) -> Description:
         n_parameters=n_parameters,
         types=types,
         quantisation=_quantisation(file, largest),
-        n_bytes=file.size,
+        n_bytes=n_bytes,
         drafter=_gguf_facts(file) if is_drafter else None,
     )
 
@@ -220,10 +231,13 @@ def _dotted(raw: dict[str, Any], prefix: str = "", depth: int = 0) -> Iterator[s
 
 
 def _describe_folder(folder: Path) -> Description:
+    problem = not_a_folder(folder)
+    if problem:
+        raise FormatError(f"{folder}: {problem}")
     raw = read_json(folder / "config.json", "the configuration")
     infos: list[TensorInfo] = []
     n_bytes = 0
-    if (folder / INDEX_NAME).exists() or any(folder.glob("*.safetensors")):
+    if has_weights(folder):
         with Checkpoint(folder) as checkpoint:
             infos = [info for _, info in checkpoint.tensors.values()]
             n_bytes = sum(path.stat().st_size for path in checkpoint.paths)
@@ -248,6 +262,7 @@ def _describe_folder(folder: Path) -> Description:
         path=folder,
         container="Hugging Face folder",
         kind="drafter" if facts else "model",
+        problem="",
         architecture=str(listed),
         name=folder.name,
         n_layers=counts[0],
@@ -302,7 +317,7 @@ def fits(drafter_path: str | os.PathLike[str], target_path: str | os.PathLike[st
         return [f"{drafter.path} is not a drafter but a {drafter.title}"]
     if target.drafter is not None:
         return [f"{target.path} is a drafter itself, not a target"]
-    problems = []
+    problems = [f"{file.path}: {file.problem}" for file in (drafter, target) if file.problem]
     if drafter.n_embd != target.n_embd:
         problems.append(
             f"hidden size: the drafter has {drafter.n_embd}, the target {target.n_embd}"

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+from gguf.constants import GGUFValueType
 
-from .errors import FormatError, refuse_git_lfs_pointer
-from .pages import release
+from .errors import FormatError
+from .file_kinds import HEAD_BYTES, not_a_file, unfinished, wrong_kind
+from .ggml_types import GgmlType
+from .pages import FileBytes
 
 _SCALARS: dict[int, struct.Struct] = {
     GGUFValueType.UINT8: struct.Struct("<B"),
@@ -62,11 +64,14 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor: `shape` innermost first, `offset` in bytes from the start of the file."""
+    """One tensor: `shape` innermost first, `offset` in bytes from the start of the file.
+
+    The size of a type that is not known is taken to reach up to the next tensor.
+    """
 
     name: str
     shape: tuple[int, ...]
-    kind: GGMLQuantizationType
+    kind: GgmlType
     offset: int
     n_bytes: int
 
@@ -81,8 +86,8 @@ class _Cursor:
 
     def fail(self, what: str) -> FormatError:
         return FormatError(
-            f"{self.path}: {what} at byte {self.at}. The file is damaged or incomplete: "
-            "download or convert it again."
+            f"{self.path}: {what} at byte {self.at}. The file is damaged or incomplete"
+            f"{unfinished(self.path)}: download or convert it again."
         )
 
     def skip(self, n_bytes: int, what: str) -> int:
@@ -119,14 +124,14 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        problem = not_a_file(path)
+        if problem:
+            raise FormatError(f"{path}: {problem}")
         with path.open("rb") as file:
             self.size = os.fstat(file.fileno()).st_size
-            if self.size < 24:
-                raise FormatError(
-                    f"{path}: {self.size} bytes are too few for a GGUF file: is the download "
-                    "complete?"
-                )
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._check_magic(file.read(HEAD_BYTES))
+            self._bytes = FileBytes(file)
+        self._data = self._bytes.data
         try:
             self._parse()
         except BaseException:
@@ -141,22 +146,44 @@ class GgufFile:
 
     def close(self) -> None:
         """Unmap the file; calling it again does nothing."""
-        self._data.close()
+        self._bytes.close()
+
+    def _check_magic(self, head: bytes) -> None:
+        if self.size == 0:
+            raise FormatError(f"{self.path}: the file is empty: download it again")
+        if not head.startswith(b"GGUF"):
+            kind = wrong_kind(head, self.size) or f"it begins with {head[:4]!r}"
+            raise FormatError(f"{self.path}: not a GGUF file but {kind}{unfinished(self.path)}")
+        if self.size < 24:
+            raise FormatError(
+                f"{self.path}: {self.size} bytes are too few for a GGUF file"
+                f"{unfinished(self.path)}: download it again"
+            )
+
+    def _check_version(self) -> None:
+        if self.version in (2, 3):
+            return
+        if self.version & 0xFFFF == 0:
+            raise FormatError(
+                f"{self.path}: a GGUF file in big-endian byte order, which only big-endian "
+                "machines read: get the usual little-endian file, or convert this one "
+                "(gguf-convert-endian)"
+            )
+        raise FormatError(
+            f"{self.path}: GGUF version {self.version} is "
+            + (
+                "no longer supported: convert the model again with a current llama.cpp"
+                if self.version < 2
+                else "newer than this program, or the file is damaged: update pydflash2, or get "
+                "another file"
+            )
+        )
 
     def _parse(self) -> None:
         cursor = _Cursor(self._data, self.path)
-        magic = self._data[:4]
-        if magic != b"GGUF":
-            refuse_git_lfs_pointer(self.path, self._data[:64])
-            raise FormatError(f"{self.path}: not a GGUF file (it begins with {magic!r})")
         cursor.at = 4
         self.version = cursor.u32("the version")
-        if self.version not in (2, 3):
-            hint = " (big-endian files are not supported)" if self.version & 0xFFFF == 0 else ""
-            raise FormatError(
-                f"{self.path}: GGUF version {self.version} is not supported{hint}; "
-                "versions 2 and 3 are. Convert the model again with a current llama.cpp."
-            )
+        self._check_version()
         n_tensors = cursor.u64("the tensor count")
         n_keys = cursor.u64("the key count")
         # The smallest key takes 13 bytes, the smallest tensor entry 32.
@@ -207,7 +234,7 @@ class GgufFile:
             raise cursor.fail(f"metadata key {key!r} has the unknown type {number}") from None
 
     def _parse_tensors(self, cursor: _Cursor, n_tensors: int) -> None:
-        entries: dict[str, tuple[tuple[int, ...], GGMLQuantizationType, int, int]] = {}
+        entries: dict[str, tuple[tuple[int, ...], GgmlType, int]] = {}
         for _ in range(n_tensors):
             name = cursor.name("a tensor name")
             if name in entries:
@@ -216,55 +243,36 @@ class GgufFile:
             if n_dims > _MAX_DIMS:
                 raise cursor.fail(f"tensor {name!r} claims {n_dims} dimensions")
             shape = tuple(cursor.u64(f"the shape of {name!r}") for _ in range(n_dims))
-            number = cursor.u32(f"the type of {name!r}")
-            try:
-                kind = GGMLQuantizationType(number)
-            except ValueError:
+            kind = GgmlType(cursor.u32(f"the type of {name!r}"))
+            if kind.is_known and (shape[0] if shape else 1) % kind.block != 0:
                 raise cursor.fail(
-                    f"tensor {name!r} has type {number}, which this version does not know,"
-                ) from None
-            entries[name] = (
-                shape,
-                kind,
-                cursor.u64(f"the offset of {name!r}"),
-                self._n_bytes(cursor, name, shape, kind),
-            )
+                    f"rows of tensor {name!r} ({shape}) do not divide into {kind.name} blocks"
+                )
+            entries[name] = (shape, kind, cursor.u64(f"the offset of {name!r}"))
         self._place_tensors(cursor, entries)
 
-    @staticmethod
-    def _n_bytes(
-        cursor: _Cursor, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType
-    ) -> int:
-        block, block_bytes = GGML_QUANT_SIZES[kind]
-        n_elements = 1
-        for extent in shape:
-            n_elements *= extent
-        if (shape[0] if shape else 1) % block != 0:
-            raise cursor.fail(
-                f"rows of tensor {name!r} ({shape}) do not divide into {kind.name} blocks"
-            )
-        return n_elements // block * block_bytes
-
     def _place_tensors(
-        self,
-        cursor: _Cursor,
-        entries: dict[str, tuple[tuple[int, ...], GGMLQuantizationType, int, int]],
+        self, cursor: _Cursor, entries: dict[str, tuple[tuple[int, ...], GgmlType, int]]
     ) -> None:
         """Make relative offsets absolute; refuse those that overlap or leave the file."""
         alignment = self._alignment(cursor)
         base = (cursor.at + alignment - 1) // alignment * alignment
         self.tensors: dict[str, TensorEntry] = {}
         used = base
-        for name, (shape, kind, offset, n_bytes) in sorted(entries.items(), key=lambda e: e[1][2]):
+        in_order = sorted(entries.items(), key=lambda entry: entry[1][2])
+        ends = [*(base + offset for _, (_, _, offset) in in_order[1:]), self.size]
+        for (name, (shape, kind, offset)), end in zip(in_order, ends, strict=False):
             start = base + offset
+            n_bytes = kind.n_bytes(shape) if kind.is_known else max(0, end - start)
             if offset % alignment != 0:
                 raise cursor.fail(f"tensor {name!r} is not aligned to {alignment} bytes")
             if start < used:
                 raise cursor.fail(f"tensor {name!r} overlaps the one before it")
-            if n_bytes > self.size - start:
-                raise cursor.fail(
-                    f"tensor {name!r} ends at byte {start + n_bytes}, the file at {self.size}; "
-                    "noticed"
+            if start > self.size or n_bytes > self.size - start:
+                raise FormatError(
+                    f"{self.path}: tensor {name!r} ends at byte {start + n_bytes}, the file at "
+                    f"{self.size}. The file is incomplete{unfinished(self.path)}: download or "
+                    "convert it again."
                 )
             used = start + n_bytes
             self.tensors[name] = TensorEntry(name, shape, kind, start, n_bytes)
@@ -315,6 +323,14 @@ class GgufFile:
             text, at = self._text(at)
             yield text
 
+    @property
+    def foreign_type(self) -> str:
+        """Why llama.cpp does not read this file, if a tensor is of a type that it does not have."""
+        for name, entry in self.tensors.items():
+            if not entry.kind.is_known:
+                return entry.kind.refusal(name)
+        return ""
+
     def tensor_bytes(self, name: str) -> bytes:
         """The bytes of one tensor."""
         entry = self.tensors[name]
@@ -323,8 +339,10 @@ class GgufFile:
     def row_bytes(self, name: str, rows: Iterable[int]) -> bytes:
         """The bytes of some rows of a matrix, in the order asked for."""
         entry = self.tensors[name]
+        if not entry.kind.is_known:
+            raise FormatError(f"{self.path}: {entry.kind.refusal(name)}")
         size = entry.n_bytes // entry.shape[1]
         starts = [entry.offset + row * size for row in rows]
         data = b"".join(self._data[start : start + size] for start in starts)
-        release(self._data, entry.offset, entry.offset + entry.n_bytes)
+        self._bytes.release(entry.offset, entry.offset + entry.n_bytes)
         return data

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+from gguf.constants import GGUFValueType
+
+from .ggml_types import GgmlType
 
 ALIGNMENT = 32
 _FORMATS: dict[GGUFValueType, str] = {
@@ -47,16 +49,12 @@ class TensorHeader:
 
     name: str
     shape: tuple[int, ...]
-    kind: GGMLQuantizationType
+    kind: GgmlType
 
     @property
     def n_bytes(self) -> int:
         """Size of the data, without padding."""
-        block, block_bytes = GGML_QUANT_SIZES[self.kind]
-        n_elements = 1
-        for extent in self.shape:
-            n_elements *= extent
-        return n_elements // block * block_bytes
+        return self.kind.n_bytes(self.shape)
 
 
 def _pack(kind: GGUFValueType, value: Scalar) -> bytes:

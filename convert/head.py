@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from .config import DrafterConfig
 from .errors import ConversionError
+from .ggml_types import I64, GgmlType
 from .gguf_read import GgufFile
 from .quantise import ErrorMeter, OutType, choose_kind
-from .safetensors import FLOAT_DTYPES, Checkpoint, Shard, TensorInfo, to_float32
+from .safetensors import Checkpoint
+from .split import part_paths
+from .stored import Block, find_stored, stated_block
 from .target import Target, hf_text_config
 from .tensors import TensorPlan
 from .vocabulary import DraftVocabulary, Ids
@@ -27,12 +28,10 @@ from .vocabulary import DraftVocabulary, Ids
 OUTPUT, TABLE = "output.weight", "d2t"
 EMBEDDINGS = "token_embd.weight"
 _SCALE = "output.scale"
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _HF_HEAD = re.compile(r"(^|\.)lm_head\.weight$")
 _HF_EMBEDDINGS = re.compile(r"(^|\.)embed_tokens\.weight$")
 
 _CHUNK_ROWS = 512
-_MERGE = "or merge the parts into one file (llama-gguf-split --merge)"
 
 Read = Callable[[Ids, ErrorMeter], bytes]
 """Some rows, as they go into the file."""
@@ -46,7 +45,7 @@ class Source:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    kind: GGMLQuantizationType
+    kind: GgmlType
     note: str
     read: Read
 
@@ -78,7 +77,7 @@ class DraftHead:
             hf_shape=(),
             name=TABLE,
             shape=(n_rows,),
-            kind=GGMLQuantizationType.I64,
+            kind=I64,
             note="token ids of the rows",
         )
         return head, table
@@ -86,8 +85,7 @@ class DraftHead:
     @property
     def n_bytes(self) -> int:
         """Size of the rows."""
-        block, block_bytes = GGML_QUANT_SIZES[self.source.kind]
-        return len(self.vocabulary.ids) * self.source.shape[1] // block * block_bytes
+        return self.source.kind.n_bytes((self.source.shape[1], len(self.vocabulary.ids)))
 
     def pieces(self, name: str, meter: ErrorMeter) -> Iterator[bytes]:
         """The data of one of the tensors."""
@@ -119,8 +117,7 @@ def find_head(
     own = {plan.name: plan for plan in plans}
     plan = own.get(OUTPUT) or own.get(EMBEDDINGS)
     if plan is not None:
-        shard, info = checkpoint.tensors[plan.hf_name]
-        return _stored(shard, info, info.name, outtype)
+        return _stored(checkpoint, plan.hf_name, plan.hf_name, config.scale_block, outtype)
     source = (
         _from_folder(target, outtype, files)
         if target.path.is_dir()
@@ -135,27 +132,26 @@ def find_head(
     return source
 
 
-def _stored(shard: Shard, info: TensorInfo, name: str, outtype: OutType) -> Source:
-    """A head in safetensors, to be converted; `name` is for the map."""
-    if info.dtype not in FLOAT_DTYPES:
-        raise ConversionError(
-            f"{shard.path}: tensor {info.name!r} is {info.dtype}, expected floating point: pass "
-            "the target's GGUF, or its unquantised folder"
-        )
-    kind, note = choose_kind(OUTPUT, info.shape, outtype)
+def _stored(
+    checkpoint: Checkpoint, name: str, shown: str, block: Block | None, outtype: OutType
+) -> Source:
+    """A head in safetensors, to be converted; `shown` is its name in the map."""
+    stored = find_stored(checkpoint, name, block)
+    kind, note = choose_kind(OUTPUT, stored.info.shape, outtype)
 
     def read(rows: Ids, meter: ErrorMeter) -> bytes:
-        data = meter.encode(to_float32(shard.array(info)[rows], info.dtype))
-        shard.release(info.start, info.stop)
+        data = meter.encode(stored.rows(rows))
+        stored.release()
         return data
 
-    place = f"{info.name} in {shard.path}"
-    return Source(place, name, info.dtype, info.shape, kind, note, read)
+    place = f"{name} in {stored.shard.path}"
+    return Source(place, shown, stored.dtype, stored.info.shape, kind, note, read)
 
 
 def _from_folder(target: Target, outtype: OutType, files: contextlib.ExitStack) -> Source:
     checkpoint = files.enter_context(Checkpoint(target.path))
-    tied = hf_text_config(target.path).get("tie_word_embeddings")
+    config = hf_text_config(target.path)
+    tied = config.get("tie_word_embeddings")
     heads = [name for name in checkpoint.tensors if _HF_HEAD.search(name)]
     embeddings = [name for name in checkpoint.tensors if _HF_EMBEDDINGS.search(name)]
     # A checkpoint without a head shares it with the embeddings even if the configuration, relying
@@ -166,12 +162,13 @@ def _from_folder(target: Target, outtype: OutType, files: contextlib.ExitStack) 
             f"{target.path}: {len(found)} tensors look like the target's head (lm_head.weight, or "
             "embed_tokens.weight where tie_word_embeddings is true): pass the target's GGUF"
         )
-    shard, info = checkpoint.tensors[found[0]]
-    return _stored(shard, info, f"{info.name} (target)", outtype)
+    block = stated_block(config.get("quantization_config"))
+    return _stored(checkpoint, found[0], f"{found[0]} (target)", block, outtype)
 
 
 def _from_gguf(path: Path, files: contextlib.ExitStack) -> Source:
-    parts = [files.enter_context(GgufFile(part)) for part in _parts(path)]
+    first = files.enter_context(GgufFile(path))
+    parts = [first, *(files.enter_context(GgufFile(part)) for part in part_paths(first)[1:])]
     if any(_SCALE in part.tensors for part in parts):
         raise ConversionError(
             f"{path}: the target's head has a scale of its own ({_SCALE}), which a drafter's head "
@@ -187,6 +184,8 @@ def _from_gguf(path: Path, files: contextlib.ExitStack) -> Source:
         )
     file = holders[name]
     entry = file.tensors[name]
+    if not entry.kind.is_known:
+        raise ConversionError(f"{file.path}: {entry.kind.refusal(name)}")
 
     def read(rows: Ids, _meter: ErrorMeter) -> bytes:
         return file.row_bytes(name, rows.tolist())
@@ -194,25 +193,3 @@ def _from_gguf(path: Path, files: contextlib.ExitStack) -> Source:
     shape = tuple(reversed(entry.shape))
     place = f"{name} in {file.path}"
     return Source(place, f"{name} (target)", entry.kind.name, shape, entry.kind, "copied", read)
-
-
-def _parts(path: Path) -> list[Path]:
-    """The files of a model that may be split: the head can be in any of them."""
-    with GgufFile(path) as file:
-        count = file.get("split.count", 1)
-    if count in (0, 1):
-        return [path]
-    match = _PART.fullmatch(path.name)
-    if match is None or int(match[3]) != count:
-        raise ConversionError(
-            f"{path}: one of {count} parts of a model, but its name does not end in "
-            f"-00001-of-{count:05}.gguf, which would name the others: restore the names, {_MERGE}"
-        )
-    parts = [path.with_name(f"{match[1]}-{i + 1:05}-of-{match[3]}.gguf") for i in range(count)]
-    missing = [part.name for part in parts if not part.is_file()]
-    if missing:
-        raise ConversionError(
-            f"{path}: {', '.join(missing[:3])} missing ({len(missing)} of {count} parts), and the "
-            f"target's head may be in there: put the parts into one folder, {_MERGE}"
-        )
-    return parts

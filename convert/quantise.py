@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from gguf import quants
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
+from gguf.constants import GGMLQuantizationType, LlamaFileType
 
 from .errors import ConversionError
-
-Kind = GGMLQuantizationType
+from .ggml_types import BF16, F16, F32, I64, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GgmlType
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +29,21 @@ class OutType:
     """
 
     name: str
-    kind: Kind
+    kind: GgmlType
     file_type: int
 
 
 OUTTYPES: dict[str, OutType] = {
     out.name: out
     for out in (
-        OutType("f32", Kind.F32, LlamaFileType.ALL_F32),
-        OutType("f16", Kind.F16, LlamaFileType.MOSTLY_F16),
-        OutType("bf16", Kind.BF16, LlamaFileType.MOSTLY_BF16),
-        OutType("q8_0", Kind.Q8_0, LlamaFileType.MOSTLY_Q8_0),
-        OutType("q5_1", Kind.Q5_1, LlamaFileType.MOSTLY_Q5_1),
-        OutType("q5_0", Kind.Q5_0, LlamaFileType.MOSTLY_Q5_0),
-        OutType("q4_1", Kind.Q4_1, LlamaFileType.MOSTLY_Q4_1),
-        OutType("q4_0", Kind.Q4_0, LlamaFileType.MOSTLY_Q4_0),
+        OutType("f32", F32, LlamaFileType.ALL_F32),
+        OutType("f16", F16, LlamaFileType.MOSTLY_F16),
+        OutType("bf16", BF16, LlamaFileType.MOSTLY_BF16),
+        OutType("q8_0", Q8_0, LlamaFileType.MOSTLY_Q8_0),
+        OutType("q5_1", Q5_1, LlamaFileType.MOSTLY_Q5_1),
+        OutType("q5_0", Q5_0, LlamaFileType.MOSTLY_Q5_0),
+        OutType("q4_1", Q4_1, LlamaFileType.MOSTLY_Q4_1),
+        OutType("q4_0", Q4_0, LlamaFileType.MOSTLY_Q4_0),
     )
 }
 
@@ -52,23 +51,23 @@ OUTTYPES: dict[str, OutType] = {
 # rounding only; for block types the bound is what a block with one dominant value can lose at worst
 # (the quantisation step over sqrt(12), times sqrt(32) values), so passing weights never fail and
 # scrambled ones always do.
-_MAX_ERROR: dict[Kind, float] = {
-    Kind.F32: 0.0,
-    Kind.I64: 0.0,
-    Kind.F16: 1e-3,
-    Kind.BF16: 4e-3,
-    Kind.Q8_0: 0.02,
-    Kind.Q5_1: 0.12,
-    Kind.Q5_0: 0.13,
-    Kind.Q4_1: 0.25,
-    Kind.Q4_0: 0.25,
+_MAX_ERROR: dict[GgmlType, float] = {
+    F32: 0.0,
+    I64: 0.0,
+    F16: 1e-3,
+    BF16: 4e-3,
+    Q8_0: 0.02,
+    Q5_1: 0.12,
+    Q5_0: 0.13,
+    Q4_1: 0.25,
+    Q4_0: 0.25,
 }
-_SMALL_KINDS = frozenset({Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1})
+_SMALL_KINDS = frozenset({Q4_0, Q4_1, Q5_0, Q5_1})
 _SENSITIVE = ("conv_proj.weight", "selector_hidden.weight")
 _OWN_VOCABULARY = ("token_embd.weight", "output.weight")
 
 
-def choose_kind(name: str, shape: tuple[int, ...], outtype: OutType) -> tuple[Kind, str]:
+def choose_kind(name: str, shape: tuple[int, ...], outtype: OutType) -> tuple[GgmlType, str]:
     """The type of one tensor, and a note when it is not the plain `outtype`.
 
     `name` is the GGUF name, `shape` the HF shape (outermost first). Norms, one-dimensional tensors
@@ -76,14 +75,14 @@ def choose_kind(name: str, shape: tuple[int, ...], outtype: OutType) -> tuple[Ki
     into blocks become F16: both as upstream does.
     """
     if len(shape) <= 1 or name.endswith("_norm.weight") or not name.endswith(".weight"):
-        return Kind.F32, "" if outtype.kind is Kind.F32 else "kept F32"
+        return F32, "" if outtype.kind == F32 else "kept F32"
     kind, note = outtype.kind, ""
     if kind in _SMALL_KINDS and (name.endswith(_SENSITIVE) or name in _OWN_VOCABULARY):
-        kind, note = Kind.Q8_0, "kept Q8_0"
-    block = GGML_QUANT_SIZES[kind][0]
-    if kind is not Kind.BF16 and shape[-1] % block != 0:
+        kind, note = Q8_0, "kept Q8_0"
+    block = kind.block
+    if kind != BF16 and shape[-1] % block != 0:
         return (
-            Kind.F16,
+            F16,
             f"F16: rows of {shape[-1]} do not divide into {kind.name} blocks of {block}",
         )
     return kind, note
@@ -101,7 +100,7 @@ def _sum_of_squares(values: npt.NDArray[np.float32]) -> float:
 class ErrorMeter:
     """Collects, piece by piece, how far a tensor's written bytes are from its source values."""
 
-    def __init__(self, name: str, kind: Kind) -> None:
+    def __init__(self, name: str, kind: GgmlType) -> None:
         self.name = name
         self.kind = kind
         self._signal = 0.0
@@ -118,10 +117,11 @@ class ErrorMeter:
                 "or its "
                 "training diverged. Download it again."
             )
+        kind = GGMLQuantizationType(self.kind)
         with np.errstate(all="ignore"):  # overflow to infinity is caught by the meter below
-            packed: npt.NDArray[Any] = np.ascontiguousarray(quants.quantize(rows, self.kind))
-            if self.kind is not Kind.F32:
-                back = quants.dequantize(packed, self.kind).reshape(rows.shape)
+            packed: npt.NDArray[Any] = np.ascontiguousarray(quants.quantize(rows, kind))
+            if self.kind != F32:
+                back = quants.dequantize(packed, kind).reshape(rows.shape)
                 self._noise += _sum_of_squares(back - rows)
                 self._signal += _sum_of_squares(rows)
         return packed.tobytes()
@@ -136,7 +136,7 @@ class ErrorMeter:
         if not error <= allowed:
             remedy = (
                 "some values do not fit 16-bit floats: use --outtype bf16 or f32"
-                if self.kind is Kind.F16
+                if self.kind == F16
                 else "use a larger --outtype, and report this checkpoint"
             )
             raise ConversionError(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import mmap
 import os
 import struct
 from dataclasses import dataclass
@@ -21,29 +20,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import ConversionError, FormatError, refuse_git_lfs_pointer
-from .pages import release
+from .dtypes import n_bytes, numpy_dtype
+from .errors import ConversionError, FormatError
+from .file_kinds import HEAD_BYTES, not_a_file, unfinished, wrong_kind
+from .pages import FileBytes
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_JSON_BYTES = 64_000_000
 _MAX_DIMS = 8
-
-# BF16 has no NumPy type: it is read as 16-bit integers and widened by hand.
-_DTYPES: dict[str, str] = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "i1",
-    "U8": "u1",
-    "BOOL": "?",
-}
-FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
@@ -55,14 +41,22 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise FormatError(f"{path}: {what} is larger than {_MAX_JSON_BYTES} bytes")
         data = path.read_bytes()
-        refuse_git_lfs_pointer(path, data)
         value = json.loads(data)
     except FormatError:
         raise
     except FileNotFoundError:
-        raise FormatError(f"{path}: {what} is missing. Is this a complete model folder?") from None
+        reason = not_a_file(path)
+        detail = f" ({reason})" if path.is_symlink() else ""
+        raise FormatError(
+            f"{path}: {what} is missing{detail}. Is this a complete model folder?"
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: {what} is not valid JSON ({error})") from None
+        kind = wrong_kind(data[:HEAD_BYTES], len(data))
+        is_json = data.lstrip()[:1] in (b"{", b"[")
+        reason = kind if kind and not is_json else str(error)
+        raise FormatError(
+            f"{path}: {what} is not valid JSON ({reason}){unfinished(path)}. Download it again."
+        ) from None
     if not isinstance(value, dict):
         raise FormatError(f"{path}: {what} is not a JSON object")
     return value
@@ -82,6 +76,11 @@ class TensorInfo:
     start: int
     stop: int
 
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
 
 class Shard:
     """One mapped safetensors file.
@@ -91,14 +90,18 @@ class Shard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        problem = not_a_file(path)
+        if problem:
+            raise FormatError(f"{path}: {problem}")
         try:
             with path.open("rb") as file:
                 self.size = os.fstat(file.fileno()).st_size
                 if self.size < 8:
                     raise self._error(f"{self.size} bytes are too few")
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._bytes = FileBytes(file)
         except OSError as error:
             raise FormatError(f"{path}: cannot be read ({error.strerror})") from None
+        self._data = self._bytes.data
         try:
             self.tensors = self._parse()
         except BaseException:
@@ -108,15 +111,19 @@ class Shard:
     def close(self) -> None:
         """Unmap the file, now or when the last view of it is gone; may be called again."""
         with contextlib.suppress(BufferError):
-            self._data.close()
+            self._bytes.close()
 
     def _error(self, what: str) -> FormatError:
-        return FormatError(f"{self.path}: bad safetensors file: {what}. Download it again.")
+        return FormatError(
+            f"{self.path}: bad safetensors file: {what}{unfinished(self.path)}. Download it again."
+        )
 
     def _parse(self) -> dict[str, TensorInfo]:
         (n_header,) = struct.unpack_from("<Q", self._data, 0)
         if n_header > min(self.size - 8, _MAX_HEADER_BYTES):
-            refuse_git_lfs_pointer(self.path, self._data[:64])
+            kind = wrong_kind(self._data[:HEAD_BYTES], self.size)
+            if kind:
+                raise FormatError(f"{self.path}: not a safetensors file but {kind}")
             raise self._error(f"a header of {n_header} bytes in a file of {self.size}")
         try:
             header = json.loads(self._data[8 : 8 + n_header], object_pairs_hook=self._unique)
@@ -142,25 +149,22 @@ class Shard:
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise self._error(f"tensor {name!r} lacks dtype, shape or data_offsets")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not isinstance(dtype, str) or dtype not in _DTYPES:
-            raise FormatError(
-                f"{self.path}: tensor {name!r} has dtype {dtype!r}; expected one of "
-                f"{', '.join(_DTYPES)}. De-quantise the checkpoint first."
-            )
+        if not isinstance(dtype, str):
+            raise self._error(f"tensor {name!r} has the dtype {str(dtype)[:80]}")
         if not isinstance(shape, list) or len(shape) > _MAX_DIMS or not all(map(_is_count, shape)):
             raise self._error(f"tensor {name!r} has the shape {str(shape)[:80]}")
         if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
             raise self._error(f"tensor {name!r} has the offsets {str(offsets)[:80]}")
         start, stop = offsets
-        n_bytes = math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize
         if start > stop or stop > self.size - base:
             raise self._error(
                 f"tensor {name!r} lies at {start}..{stop}, the file has {self.size - base} bytes "
-                "of data"
+                "of data: it is incomplete or damaged"
             )
-        if stop - start != n_bytes:
+        needed = n_bytes(dtype, shape)  # a type that is not known matters only if it is used
+        if needed not in (None, stop - start):
             raise self._error(
-                f"tensor {name!r} {shape} of {dtype} needs {n_bytes} bytes, has {stop - start}"
+                f"tensor {name!r} {shape} of {dtype} needs {needed} bytes, has {stop - start}"
             )
         return TensorInfo(name, dtype, tuple(shape), base + start, base + stop)
 
@@ -172,27 +176,19 @@ class Shard:
             used, before = info.stop, info.name
 
     def array(self, info: TensorInfo) -> npt.NDArray[Any]:
-        """A read-only view of the stored elements, in the tensor's shape; BF16 as bit patterns."""
-        count = math.prod(info.shape)
-        dtype = np.dtype(_DTYPES[info.dtype])
-        return np.frombuffer(self._data, dtype, count, info.start).reshape(info.shape)
+        """A read-only view of the stored elements, in the tensor's shape; of a type that NumPy does
+        not have as bit patterns."""
+        dtype = numpy_dtype(info.dtype)
+        return np.frombuffer(self._data, dtype, info.count, info.start).reshape(info.shape)
 
     def release(self, start: int, stop: int) -> None:
         """Tell the system that the file's bytes from `start` to `stop` need not stay in memory."""
-        release(self._data, start, stop)
+        self._bytes.release(start, stop)
 
 
-def to_float32(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
-    """Stored elements (see `Shard.array`) as float32, in the same shape.
-
-    Exact for F16, BF16 and F32.
-    """
-    if dtype == "BF16":
-        wide = values.astype(np.uint32)
-        wide <<= 16
-        return wide.view(np.float32)
-    with np.errstate(over="ignore"):
-        return np.ascontiguousarray(values, np.float32)
+def has_weights(folder: Path) -> bool:
+    """Whether a folder says that it holds safetensors weights."""
+    return os.path.lexists(folder / INDEX_NAME) or any(folder.glob("*.safetensors"))
 
 
 class Checkpoint:
@@ -208,7 +204,7 @@ class Checkpoint:
         self._shards: list[Shard] = []
         self.tensors: dict[str, tuple[Shard, TensorInfo]] = {}
         try:
-            if (folder / INDEX_NAME).exists():
+            if os.path.lexists(folder / INDEX_NAME):
                 self._open_index(folder / INDEX_NAME)
             else:
                 self._open(self._single(folder))
@@ -237,7 +233,7 @@ class Checkpoint:
 
     @staticmethod
     def _single(folder: Path) -> Path:
-        if (folder / SINGLE_NAME).exists():
+        if os.path.lexists(folder / SINGLE_NAME):
             return folder / SINGLE_NAME
         found = sorted(folder.glob("*.safetensors"))
         if len(found) == 1:
@@ -248,9 +244,11 @@ class Checkpoint:
                 f"{folder}: several weight files ({names}) and no {INDEX_NAME} to say which belong "
                 "together. Download the index as well."
             )
+        others = sorted(p.name for p in folder.iterdir() if _is_other_weight(p.name))
+        held = f" ({', '.join(others[:3])} found)" if others else ""
         raise ConversionError(
-            f"{folder}: no .safetensors weights found. Other formats (.bin, .pt) are not read: "
-            "save the checkpoint as safetensors."
+            f"{folder}: no .safetensors weights found{held}. Finish the download, or, if the "
+            "weights are in another format (.bin, .pt), save them as safetensors."
         )
 
     def _open(self, path: Path) -> Shard:
@@ -274,8 +272,8 @@ class Checkpoint:
         missing = [file for file in sorted(by_file) if not (self.folder / file).is_file()]
         if missing:
             raise ConversionError(
-                f"{self.folder}: {', '.join(missing)} named in {INDEX_NAME} but missing. "
-                "Download the missing shards."
+                f"{self.folder}: {', '.join(missing[:4])} named in {INDEX_NAME} but missing "
+                f"({len(missing)} of {len(by_file)}){self._remedy(missing)}"
             )
         for file, names in sorted(by_file.items()):
             stored = set(self._open(self.folder / file).tensors)
@@ -285,3 +283,18 @@ class Checkpoint:
                     f"{self.folder / file}: does not match {INDEX_NAME} "
                     f"(missing {lacking}, not listed {extra}). Download both again."
                 )
+
+    def _remedy(self, missing: list[str]) -> str:
+        if (self.folder / SINGLE_NAME).is_file() and SINGLE_NAME not in missing:
+            return (
+                f". {SINGLE_NAME} is there: if it is the whole model, the index is left over from "
+                "another download; delete it."
+            )
+        links = [name for name in missing if (self.folder / name).is_symlink()]
+        if links:
+            return f": {links[0]} is a link to a file that is not there. Download the shards again."
+        return unfinished(self.folder / missing[0]) + ". Download the missing shards."
+
+
+def _is_other_weight(name: str) -> bool:
+    return name.endswith((".bin", ".pt", ".pth", ".ckpt", ".incomplete", ".part", ".crdownload"))

@@ -13,6 +13,7 @@ from .gguf_read import GgufFile
 from .gguf_write import Metadata
 from .safetensors import read_json
 from .scales import TargetScales, find_scales
+from .split import refuse_later_part
 from .tokenizer_hf import read_tokenizer
 
 MASK_KEY = "tokenizer.ggml.mask_token_id"
@@ -20,9 +21,10 @@ MASK_KEY = "tokenizer.ggml.mask_token_id"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target model. `mrope`.
+    """A target model.
 
-    Its rotary embedding has several position sections (multimodal models).
+    `mrope`: its rotary embedding has several position sections (multimodal models). `problem` says
+    why llama.cpp does not read it, "" if nothing is known to speak against it.
     """
 
     path: Path
@@ -31,6 +33,7 @@ class Target:
     n_embd: int
     vocab_size: int
     mrope: bool
+    problem: str
     scales: TargetScales
     tokenizer: tuple[Metadata, ...]
 
@@ -60,7 +63,8 @@ def gguf_count(file: GgufFile, key: str) -> int:
 
 
 def gguf_architecture(file: GgufFile) -> str:
-    """`general.architecture`, which every model has."""
+    """`general.architecture`, which every model has; of a split one, the first part."""
+    refuse_later_part(file)
     name = file.get("general.architecture")
     if not isinstance(name, str) or not name:
         raise FormatError(f"{file.path}: general.architecture is missing: not a model file")
@@ -104,6 +108,7 @@ def _from_gguf(path: Path) -> Target:
             n_embd=n_embd,
             vocab_size=gguf_vocab_size(file),
             mrope=gguf_uses_mrope(file, architecture),
+            problem=file.foreign_type,
             scales=find_scales(architecture, n_embd, lambda key: file.get(f"{architecture}.{key}")),
             tokenizer=tuple(
                 copy_value(file, key)
@@ -171,6 +176,7 @@ def _from_folder(folder: Path) -> Target:
         n_embd=n_embd,
         vocab_size=vocab_size,
         mrope=hf_uses_mrope(config),
+        problem="",
         scales=hf_scales(config, n_embd),
         tokenizer=read_tokenizer(folder, vocab_size),
     )
@@ -183,8 +189,4 @@ def read_target(path: Path) -> Target:
     """
     if path.is_dir():
         return _from_folder(path)
-    if not path.exists():
-        raise ConversionError(
-            f"{path}: no such target. Pass the GGUF file or the folder of the target model."
-        )
     return _from_gguf(path)

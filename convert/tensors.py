@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf.constants import GGMLQuantizationType
-
 from .config import DrafterConfig
+from .dtypes import SCALED_DTYPES
 from .errors import ConversionError
+from .ggml_types import I64, GgmlType
 from .quantise import OutType, choose_kind
-from .safetensors import FLOAT_DTYPES, Checkpoint, TensorInfo
+from .safetensors import Checkpoint, TensorInfo
+from .stored import find_stored
 
 Shape = tuple[int, ...]
 
@@ -23,8 +24,12 @@ _IGNORED = (
 _DSPARK = re.compile(r"^(markov_head|confidence_head|markov_w[12]|conf_proj)\b")
 _DFLASH2 = re.compile(r"(attention_conv|mlp_conv|candidate_selector)\.")
 _CODEBOOK = re.compile(r"^candidate_selector\.(predecessor|successor)_codebook\.weight$")
-_SINK = re.compile(r"^layers\.(\d+)\.self_attn\.sinks?(\.weight)?$")
-_ROTATED = re.compile(r"self_attn\.[qk]_(proj|norm)\.weight$")
+_SINK = re.compile(r"^layers\.(\d+)\.(self_attn\.)?(sinks?|attention_sink_bias)(\.weight)?$")
+_BIAS = re.compile(r"^layers\.(\d+)\.self_attn\.([qkvo])_proj\.bias$")
+_BIAS_NAMES = {"q": "attn_q.bias", "k": "attn_k.bias", "v": "attn_v.bias", "o": "attn_output.bias"}
+_ROTATED = re.compile(r"self_attn\.[qk]_(proj|norm)\.(weight|bias)$")
+_WEIGHT_SCALE = re.compile(r"^(.*)(_scale|_scale_inv)$")
+_ACTIVATION_SCALE = re.compile(r"\.(input|activation|q|k|v|prob)_scale(_ub)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class TensorPlan:
     hf_shape: Shape
     name: str
     shape: Shape
-    kind: GGMLQuantizationType
+    kind: GgmlType
     note: str
     head_dim: int | None = None
 
@@ -101,13 +106,35 @@ def _expected(config: DrafterConfig) -> dict[str, tuple[str, Shape]]:
     return result
 
 
+def _biases(config: DrafterConfig, names: Collection[str]) -> dict[str, tuple[str, Shape]]:
+    """The biases of a drafter that has some, as in `_expected`: whether the output projection has
+    one as well differs between model families, so the tensors decide."""
+    is_biased = config.attention_bias
+    if is_biased is None:
+        is_biased = any(map(_BIAS.match, names))
+    if not is_biased:
+        return {}
+    head = config.head_dim
+    lengths = {"q": config.n_head * head, "k": config.n_head_kv * head, "o": config.n_embd}
+    lengths["v"] = lengths["k"]
+    kinds = "qkvo" if any(name.endswith(".o_proj.bias") for name in names) else "qkv"
+    return {
+        f"layers.{layer}.self_attn.{kind}_proj.bias": (
+            f"blk.{layer}.{_BIAS_NAMES[kind]}",
+            (lengths[kind],),
+        )
+        for layer in range(config.n_layers)
+        for kind in kinds
+    }
+
+
 def _canonical(name: str) -> str:
     name = name.removeprefix("model.")
     return name.removesuffix(".weight") if _CODEBOOK.match(name) else name
 
 
 def _optional(
-    config: DrafterConfig, names: Iterable[str]
+    config: DrafterConfig, stored: dict[str, TensorInfo], names: Iterable[str]
 ) -> tuple[dict[str, tuple[str, Shape]], dict[str, str]]:
     """Optional tensors that are present.
 
@@ -136,9 +163,21 @@ def _optional(
             keep[name] = (f"blk.{int(sink[1])}.attn_sinks.weight", (config.n_head,))
         else:
             reason = next((why for pattern, why in _IGNORED if pattern.search(name)), None)
+            reason = reason or _scale_reason(name, stored)
             if reason:
                 drop[name] = reason
     return keep, drop
+
+
+def _scale_reason(name: str, stored: dict[str, TensorInfo]) -> str | None:
+    """What becomes of the scales of a checkpoint with 8-bit floats."""
+    scale = _WEIGHT_SCALE.match(name)
+    weight = stored.get(_canonical(scale[1])) if scale else None
+    if weight is not None and weight.dtype in SCALED_DTYPES:
+        return f"multiplied into {weight.name}"
+    if _ACTIVATION_SCALE.search(name) and any(t.dtype in SCALED_DTYPES for t in stored.values()):
+        return "activations stay floating point"
+    return None
 
 
 def plan_tensors(
@@ -155,11 +194,11 @@ def plan_tensors(
         if canonical in stored:
             raise _error(checkpoint.folder, f"{stored[canonical].name!r} and {name!r} are the same")
         stored[canonical] = info
-    required = _expected(config)
-    keep, drop = _optional(config, (name for name in stored if name not in required))
+    required = _expected(config) | _biases(config, stored)
+    keep, drop = _optional(config, stored, (name for name in stored if name not in required))
     _check_complete(checkpoint.folder, config, stored, required, keep, drop)
     plans = tuple(
-        _plan(checkpoint.folder, config, stored[hf], hf, name, shape, outtype)
+        _plan(checkpoint, config, stored[hf], hf, name, shape, outtype)
         for hf, (name, shape) in (required | keep).items()
     )
     ignored = tuple(
@@ -182,6 +221,12 @@ def _check_complete(
 ) -> None:
     unknown = [name for name in stored if name not in required and name not in keep | drop]
     for name in unknown:
+        if _BIAS.match(name):
+            raise _error(
+                folder,
+                f"tensor {name!r} is a bias of the attention, but attention_bias is false in "
+                "config.json: set it to true if the drafter was trained with biases",
+            )
         if _DSPARK.match(name):
             raise _error(
                 folder, f"tensor {name!r} belongs to DSpark drafters, which are not supported"
@@ -199,6 +244,10 @@ def _check_complete(
             "be lost: "
             "the drafter graph has no place for it",
         )
+    by_target: dict[str, str] = {}
+    for name, (target, _) in (required | keep).items():
+        if by_target.setdefault(target, name) != name:
+            raise _error(folder, f"{by_target[target]!r} and {name!r} are the same")
     missing = [name for name in required if name not in stored]
     if missing:
         raise _error(
@@ -218,7 +267,7 @@ def _check_complete(
 
 
 def _plan(
-    folder: Path,
+    checkpoint: Checkpoint,
     config: DrafterConfig,
     info: TensorInfo,
     canonical: str,
@@ -226,6 +275,8 @@ def _plan(
     shape: Shape,
     outtype: OutType,
 ) -> TensorPlan:
+    folder = checkpoint.folder
+    dtype = info.dtype
     if info.shape != shape:
         hint = ""
         if name == "fc.weight" and len(info.shape) == 2:
@@ -242,19 +293,14 @@ def _plan(
     if name == "d2t":
         if info.dtype not in ("I64", "I32", "I16"):
             raise _error(folder, f"tensor {info.name!r} is {info.dtype}, expected integers")
-        kind, note = GGMLQuantizationType.I64, "offsets become target ids"
+        kind, note = I64, "offsets become target ids"
     else:
-        if info.dtype not in FLOAT_DTYPES:
-            raise _error(
-                folder,
-                f"tensor {info.name!r} is {info.dtype}, expected floating point: "
-                "convert the unquantised checkpoint",
-            )
+        dtype = find_stored(checkpoint, info.name, config.scale_block).dtype
         kind, note = choose_kind(name, shape, outtype)
     reorder = not config.rope.neox and _ROTATED.search(canonical)
     return TensorPlan(
         hf_name=info.name,
-        hf_dtype=info.dtype,
+        hf_dtype=dtype,
         hf_shape=shape,
         name=name,
         shape=tuple(reversed(shape)),

@@ -1,79 +1,104 @@
 #include "common/gguf_file.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 
 #include "common/error.h"
+#include "common/file_kind.h"
+#include "common/log_capture.h"
 
 namespace df2 {
 
-MappedFile::MappedFile(const std::string &path) {
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) {
-    throw Error(DF2_EIO, format("cannot open '%s': %s", path.c_str(), std::strerror(errno)));
+namespace {
+
+constexpr char kQuantiseAgain[] = "quantise the original weights again with a current llama.cpp, or get another file";
+
+// A remedy for a header that ggml refuses, by what it says about it.
+std::string header_remedy(const std::string &reason, const std::string &path) {
+  const char *place = std::strstr(reason.c_str(), "tensor '");
+  char name[GGML_MAX_NAME] = "";
+  int type = -1;
+  const bool is_unknown =
+      place != nullptr && std::sscanf(place, "tensor '%63[^']' has invalid ggml type %d", name, &type) == 2;
+  const bool is_removed = !is_unknown && place != nullptr &&
+                          std::sscanf(place, "tensor '%63[^']' of type %d", name, &type) == 2 && type >= 0 &&
+                          type < GGML_TYPE_COUNT && ggml_blck_size(static_cast<ggml_type>(type)) == 0;
+  if (is_unknown || is_removed) {
+    const auto number = static_cast<uint32_t>(type);
+    return format("tensor '%s' has type %u (%s), which llama.cpp does not read: %s", name, number,
+                  foreign_type(number).c_str(), kQuantiseAgain);
   }
-  struct stat status;
-  if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {
-    close(descriptor);
-    throw Error(DF2_EIO, format("'%s' is not a regular file", path.c_str()));
-  }
-  if (status.st_size == 0) {
-    close(descriptor);
-    throw Error(DF2_EFORMAT, format("'%s' is empty", path.c_str()));
-  }
-  size_ = static_cast<size_t>(status.st_size);
-  void *view = mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor, 0);
-  const int problem = errno;
-  close(descriptor);
-  if (view == MAP_FAILED) {
-    throw Error(DF2_EIO, format("cannot map '%s': %s", path.c_str(), std::strerror(problem)));
-  }
-  data_ = static_cast<uint8_t *>(view);
+  return format("the GGUF header is damaged or incomplete (%s)%s; download or convert the file again",
+                reason.empty() ? "no reason given" : reason.c_str(), unfinished_download(path).c_str());
 }
 
-MappedFile::~MappedFile() {
-  munmap(data_, size_);
-}
+}  // namespace
 
 GgufFile::GgufFile(const std::string &path) : path_(path), map_(std::make_shared<MappedFile>(path)) {
-  constexpr char kPointer[] = "version https://git-lfs.github.com/spec/";
-  if (map_->size() > sizeof(kPointer) && std::memcmp(map_->data(), kPointer, sizeof(kPointer) - 1) == 0) {
+  check_kind();
+  parse_header();
+  for (int64_t i = 0; i < gguf_get_n_tensors(header_.get()); ++i) {
+    add_tensor(i);
+  }
+}
+
+// What ggml would only call damaged.
+void GgufFile::check_kind() const {
+  constexpr size_t kLooked = 512;
+  const uint8_t *data = map_->data();
+  const size_t size = map_->size();
+  if (size < 4 || std::memcmp(data, GGUF_MAGIC, 4) != 0) {
+    fail("not a GGUF file but " + not_gguf(data, std::min(size, kLooked), size) + unfinished_download(path_));
+  }
+  if (size < 24) {
     fail(
-        "this is a Git LFS pointer, not the file itself: run `git lfs pull` where it was cloned, or download the file");
+        format("%zu bytes are too few for a GGUF file%s; download it again", size, unfinished_download(path_).c_str()));
   }
-  if (map_->size() < 4 || std::memcmp(map_->data(), GGUF_MAGIC, 4) != 0) {
-    fail("this is not a GGUF file (convert a Hugging Face drafter with `pydflash2 convert`)");
+  uint32_t version = 0;
+  std::memcpy(&version, data + 4, sizeof(version));
+  if ((version & 0xffff) == 0) {
+    fail(
+        "a GGUF file in another byte order than this machine's: get the usual little-endian file, or convert this one "
+        "(gguf-convert-endian)");
   }
+  if (version < 2) {
+    fail(format("GGUF version %u is no longer supported; convert the model again with a current llama.cpp", version));
+  }
+  if (version > GGUF_VERSION) {
+    fail(format("GGUF version %u is newer than this llama.cpp, which reads up to %d, or the file is damaged", version,
+                GGUF_VERSION));
+  }
+}
+
+void GgufFile::parse_header() {
   const gguf_init_params params = {/*.no_alloc =*/true, /*.ctx =*/nullptr};
-  header_.reset(gguf_init_from_buffer(map_->data(), map_->size(), params));
+  const LogCapture log(ggml_log_set);
+  header_.reset(map_->is_mapped() ? gguf_init_from_buffer(map_->data(), map_->size(), params)
+                                  : gguf_init_from_file(path_.c_str(), params));
   if (header_ == nullptr) {
-    fail("the GGUF header is damaged or truncated; download or convert the file again");
+    fail(header_remedy(log.message(), path_));
   }
+}
+
+void GgufFile::add_tensor(int64_t index) {
+  TensorInfo info;
+  info.name = gguf_get_tensor_name(header_.get(), index);
+  info.type = gguf_get_tensor_type(header_.get(), index);
+  info.size_bytes = gguf_get_tensor_size(header_.get(), index);
+  std::memcpy(info.ne, gguf_get_tensor_ne(header_.get(), index), sizeof(info.ne));
   const size_t data_offset = gguf_get_data_offset(header_.get());
-  const int64_t n_tensors = gguf_get_n_tensors(header_.get());
-  for (int64_t i = 0; i < n_tensors; ++i) {
-    TensorInfo info;
-    info.name = gguf_get_tensor_name(header_.get(), i);
-    info.type = gguf_get_tensor_type(header_.get(), i);
-    info.size_bytes = gguf_get_tensor_size(header_.get(), i);
-    std::memcpy(info.ne, gguf_get_tensor_ne(header_.get(), i), sizeof(info.ne));
-    const size_t offset = gguf_get_tensor_offset(header_.get(), i);
-    // each test also keeps the next subtraction from wrapping
-    if (data_offset > map_->size() || offset > map_->size() - data_offset ||
-        info.size_bytes > map_->size() - data_offset - offset) {
-      fail(format("tensor '%s' reaches past the end of the file (truncated?); download or convert it again",
-                  info.name.c_str()));
-    }
-    info.data = map_->data() + data_offset + offset;
-    tensors_.push_back(info);
+  const size_t offset = gguf_get_tensor_offset(header_.get(), index);
+  // each test also keeps the next subtraction from wrapping
+  if (data_offset > map_->size() || offset > map_->size() - data_offset ||
+      info.size_bytes > map_->size() - data_offset - offset) {
+    fail(format("the file is incomplete%s: tensor '%s' reaches past its end; download or convert it again",
+                unfinished_download(path_).c_str(), info.name.c_str()));
   }
+  info.data = map_->data() + data_offset + offset;
+  tensors_.push_back(info);
 }
 
 void GgufFile::fail(const std::string &problem) const {
@@ -120,6 +145,9 @@ int32_t GgufFile::integer(const std::string &key, int32_t min, int32_t max) cons
   const int64_t id = require(key);
   int64_t value = 0;
   switch (gguf_get_kv_type(header_.get(), id)) {
+    case GGUF_TYPE_UINT16:
+      value = gguf_get_val_u16(header_.get(), id);
+      break;
     case GGUF_TYPE_UINT32:
       value = gguf_get_val_u32(header_.get(), id);
       break;

@@ -7,42 +7,31 @@
 #include <string>
 #include <vector>
 
+#include "common/mapped_file.h"
 #include "ggml-cpp.h"
 #include "ggml.h"
 #include "gguf.h"
 
 namespace df2 {
 
-// A read-only memory map of a whole file.
-class MappedFile {
- public:
-  explicit MappedFile(const std::string &path);
-  ~MappedFile();
-  MappedFile(const MappedFile &) = delete;
-  MappedFile &operator=(const MappedFile &) = delete;
-
-  const uint8_t *data() const { return data_; }
-  size_t size() const { return size_; }
-
- private:
-  uint8_t *data_ = nullptr;
-  size_t size_ = 0;
-};
-
 struct TensorInfo {
   std::string name;
   ggml_type type;
   int64_t ne[GGML_MAX_DIMS];
-  const uint8_t *data;  // inside the map
+  const uint8_t *data;  // inside the map; see GgufFile::read_data()
   size_t size_bytes;
 };
 
 class GgufFile {
  public:
-  // Parses the header and checks that every tensor lies inside the file. Throws Error (DF2_EIO, DF2_EFORMAT).
+  // Parses the header and checks that every tensor lies inside the file. Throws Error (DF2_EIO, DF2_EFORMAT,
+  // DF2_ENOMEM).
   explicit GgufFile(const std::string &path);
 
   const std::string &path() const { return path_; }
+
+  // Makes the tensors' data valid where the file could not be mapped. Throws Error (DF2_EIO).
+  void read_data() { map_->read_all(); }
 
   // The map outlives this object for whoever holds it: tensor data stays valid after the header is gone.
   std::shared_ptr<const MappedFile> map() const { return map_; }
@@ -73,10 +62,13 @@ class GgufFile {
   int64_t find(const std::string &key) const;
   int64_t require(const std::string &key) const;
   int64_t require_array(const std::string &key) const;
+  void check_kind() const;
+  void parse_header();
+  void add_tensor(int64_t index);
   [[noreturn]] void fail(const std::string &problem) const;
 
   std::string path_;
-  std::shared_ptr<const MappedFile> map_;
+  std::shared_ptr<MappedFile> map_;
   gguf_context_ptr header_;
   std::vector<TensorInfo> tensors_;
 };

@@ -1,5 +1,7 @@
 #include "drafter/drafter_file.h"
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "common/error.h"
@@ -14,8 +16,9 @@ constexpr uintptr_t kAlignment = 32;
 }  // namespace
 
 DrafterFile::DrafterFile(const std::string &path) : path_(path) {
-  const GgufFile file(path);
+  GgufFile file(path);
   params_ = read_drafter_params(file);
+  file.read_data();
   map_ = file.map();
   weights_bytes_ = file.data_bytes();
   read_tensors(file);
@@ -73,6 +76,19 @@ void DrafterFile::check(const TensorInfo &info, const WeightRule &rule) const {
   }
   if (rule.use == TensorUse::kIds) {
     check_ids(info);
+  } else if (!is_matrix) {
+    check_numbers(info);
+  }
+}
+
+// Of matrices that would take as long as reading the whole file; the converter looks at all.
+void DrafterFile::check_numbers(const TensorInfo &info) const {
+  const auto *numbers = reinterpret_cast<const float *>(info.data);
+  const size_t n = info.size_bytes / sizeof(float);
+  if (!std::all_of(numbers, numbers + n, [](float number) { return std::isfinite(number); })) {
+    fail(DF2_EFORMAT, format("tensor '%s' holds NaN or infinite values: the file is damaged, or its training diverged; "
+                             "download or convert the drafter again",
+                             info.name.c_str()));
   }
 }
 

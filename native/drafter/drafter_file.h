@@ -43,6 +43,7 @@ class DrafterFile {
   void read_tensors(const GgufFile &file);
   void check(const TensorInfo &info, const WeightRule &rule) const;
   void check_ids(const TensorInfo &info) const;
+  void check_numbers(const TensorInfo &info) const;
 
   std::string path_;
   DrafterParams params_;

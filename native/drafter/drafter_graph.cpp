@@ -91,15 +91,17 @@ class GraphBuilder {
                          r.freq_base, r.freq_scale, r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow);
   }
 
+  ggml_tensor *add_bias(ggml_tensor *x, ggml_tensor *bias) { return bias != nullptr ? ggml_add(ctx_, x, bias) : x; }
+
   // Writes K and V of all rows into the cache; what comes back are the caches as they are afterwards.
   void write_cache(int32_t index, ggml_tensor *rows, ggml_tensor **k_cache, ggml_tensor **v_cache) {
     const DrafterLayer &layer = weights_.layers[static_cast<size_t>(index)];
     const CacheLayer &cache = cache_.layers()[static_cast<size_t>(index)];
-    ggml_tensor *k = ggml_mul_mat(ctx_, layer.attn_k, rows);
+    ggml_tensor *k = add_bias(ggml_mul_mat(ctx_, layer.attn_k, rows), layer.attn_k_bias);
     k = head_norm(ggml_reshape_3d(ctx_, k, params_.head_dim, params_.n_head_kv, n_rows()), layer.attn_k_norm);
     k = rope(k, out_->positions);
     k = ggml_reshape_2d(ctx_, k, cache.k->ne[0], n_rows());
-    ggml_tensor *v = ggml_mul_mat(ctx_, layer.attn_v, rows);
+    ggml_tensor *v = add_bias(ggml_mul_mat(ctx_, layer.attn_v, rows), layer.attn_v_bias);
     *k_cache = ggml_set_rows(ctx_, cache.k, k, out_->slots[cache.kind]);
     *v_cache = ggml_set_rows(ctx_, cache.v, v, out_->slots[cache.kind]);
   }
@@ -113,7 +115,7 @@ class GraphBuilder {
   ggml_tensor *attention(int32_t index, ggml_tensor *x, ggml_tensor *k_cache, ggml_tensor *v_cache) {
     const DrafterLayer &layer = weights_.layers[static_cast<size_t>(index)];
     const LayerKind kind = cache_.layers()[static_cast<size_t>(index)].kind;
-    ggml_tensor *q = ggml_mul_mat(ctx_, layer.attn_q, x);
+    ggml_tensor *q = add_bias(ggml_mul_mat(ctx_, layer.attn_q, x), layer.attn_q_bias);
     q = head_norm(ggml_reshape_3d(ctx_, q, params_.head_dim, params_.n_head, shape_.n_block), layer.attn_q_norm);
     q = ggml_permute(ctx_, rope(q, out_->block_positions), 0, 2, 1, 3);
     ggml_tensor *k = heads_view(k_cache, shape_.n_kv[kind]);
@@ -124,7 +126,8 @@ class GraphBuilder {
     }
     y = ggml_reshape_2d(ctx_, y, static_cast<int64_t>(params_.head_dim) * params_.n_head, shape_.n_block);
     y = ggml_mul_mat(ctx_, layer.attn_output, y);
-    return params_.value_scale != 1.0f ? ggml_scale(ctx_, y, params_.value_scale) : y;
+    y = params_.value_scale != 1.0f ? ggml_scale(ctx_, y, params_.value_scale) : y;
+    return add_bias(y, layer.attn_output_bias);  // the scale is that of the values
   }
 
   ggml_tensor *feed_forward(const DrafterLayer &layer, ggml_tensor *x) {

@@ -126,6 +126,9 @@ void read_taps(const GgufFile &file, DrafterParams *params) {
 }
 
 void check_variant(const GgufFile &file) {
+  if (file.integer("split.count", 0, 65535, 1) > 1) {
+    fail(file, DF2_EUNSUPPORTED, "a part of a split drafter; merge the parts first (llama-gguf-split --merge)");
+  }
   const std::string architecture = file.text("general.architecture");
   if (architecture != "dflash") {
     fail(file, DF2_EFORMAT, format("this is a '%s' model, not a DFlash drafter", architecture.c_str()));

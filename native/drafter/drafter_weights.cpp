@@ -78,6 +78,10 @@ void add_attention(RuleList list, const DrafterParams &params) {
   list.matrix(&Layer::attn_k, "attn_k.weight", n_embd, n_kv);
   list.matrix(&Layer::attn_v, "attn_v.weight", n_embd, n_kv);
   list.matrix(&Layer::attn_output, "attn_output.weight", n_q, n_embd);
+  list.optional_vector(&Layer::attn_q_bias, "attn_q.bias", n_q);
+  list.optional_vector(&Layer::attn_k_bias, "attn_k.bias", n_kv);
+  list.optional_vector(&Layer::attn_v_bias, "attn_v.bias", n_kv);
+  list.optional_vector(&Layer::attn_output_bias, "attn_output.bias", n_embd);
   list.vector(&Layer::attn_q_norm, "attn_q_norm.weight", params.head_dim);
   list.vector(&Layer::attn_k_norm, "attn_k_norm.weight", params.head_dim);
   list.optional_vector(&Layer::attn_sinks, "attn_sinks.weight", params.n_head);

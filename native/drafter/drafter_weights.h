@@ -14,6 +14,7 @@ namespace df2 {
 struct DrafterLayer {
   ggml_tensor *attn_norm;
   ggml_tensor *attn_q, *attn_k, *attn_v, *attn_output;
+  ggml_tensor *attn_q_bias, *attn_k_bias, *attn_v_bias, *attn_output_bias;  // optional
   ggml_tensor *attn_q_norm, *attn_k_norm;
   ggml_tensor *attn_sinks;      // optional
   ggml_tensor *attn_post_norm;  // optional

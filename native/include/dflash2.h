@@ -178,7 +178,9 @@ typedef struct df2_target_options {
 DF2_API int32_t df2_target_options_init(df2_target_options *options, size_t size);
 
 /* Loads a GGUF model with llama.cpp on the CPU and creates a context whose hidden states can be tapped.
- * The file's structure is checked first, because llama.cpp aborts on some damaged files.
+ * The file's structure is checked first, because llama.cpp aborts on some damaged files. All parts of a split model
+ * are looked for beside the first. A file that cannot be mapped is read. llama.cpp's reason for a failure is in the
+ * message: its log callback is replaced for that long by one that hands everything on; do not set another meanwhile.
  * The first call of a process enables the kernels (df2_kernels_enable): no other thread may be computing with
  * llama.cpp. Errors: DF2_EIO, DF2_EFORMAT, DF2_ENOMEM, DF2_EUNSUPPORTED, DF2_EINVAL. On failure *out is NULL. */
 DF2_API int32_t df2_target_open(df2_target **out, const char *path, const df2_target_options *options);

@@ -1,17 +1,19 @@
 #include "target/target_open.h"
 
 #include <algorithm>
+#include <map>
 
 #include "common/cpu_count.h"
 #include "common/error.h"
 #include "common/gguf_file.h"
-#include "common/load_guard.h"
 #include "cpu_backend/kernels.h"
 #include "cpu_backend/packed_buffer.h"
 #include "cpu_backend/packed_weights.h"
 #include "cpu_backend/stock.h"
+#include "target/load_watch.h"
 #include "target/target.h"
 #include "target/target_graph.h"
+#include "target/target_parts.h"
 
 namespace df2 {
 
@@ -39,19 +41,47 @@ void check_weight_type(const std::string &path, const TensorInfo &tensor) {
   }
 }
 
-// llama.cpp aborts rather than fails on files whose numbers contradict each other, so the plainest are tested first.
-void check_target_file(const std::string &path) {
-  const GgufFile file(path);
-  const std::string architecture = file.text("general.architecture");
-  if (architecture == "dflash") {
-    throw Error(DF2_EFORMAT, format("'%s' is a drafter, not a target; swap the two files", path.c_str()));
+void check_weight_types(const GgufFile &file) {
+  for (const TensorInfo &tensor : file.tensors()) {
+    check_weight_type(file.path(), tensor);
   }
+}
+
+// GGUF files that go with a model.
+void check_is_model(const GgufFile &file, const std::string &architecture) {
+  static const std::map<std::string, const char *> kOthers = {
+      {"adapter", "a LoRA adapter"},
+      {"imatrix", "an importance matrix"},
+      {"mmproj", "a vision or audio projector"},
+      {"clip", "a vision or audio projector"},
+      {"controlvector", "a control vector"},
+  };
+  for (const std::string &kind : {file.text("general.type", "model"), architecture}) {
+    const auto found = kOthers.find(kind);
+    if (found != kOthers.end()) {
+      throw Error(DF2_EFORMAT, format("'%s' is %s, not a model; give the file of the model it belongs to",
+                                      file.path().c_str(), found->second));
+    }
+  }
+  if (architecture == "dflash") {
+    throw Error(DF2_EFORMAT, format("'%s' is a drafter, not a target; swap the two files", file.path().c_str()));
+  }
+}
+
+// llama.cpp aborts rather than fails on files whose numbers contradict each other, so the plainest are tested first.
+// Returns whether the file can be mapped.
+bool check_target_file(const std::string &path) {
+  const GgufFile file(path);
+  const std::vector<std::string> others = other_parts(file);
+  const std::string architecture = file.text("general.architecture");
+  check_is_model(file, architecture);
   // the first part of a split model may hold the header alone
   if (file.tensors().empty() && !file.has("split.count")) {
     throw Error(DF2_EFORMAT, format("'%s' holds no tensors (only a vocabulary?)", path.c_str()));
   }
-  for (const TensorInfo &tensor : file.tensors()) {
-    check_weight_type(path, tensor);
+  check_weight_types(file);
+  for (const std::string &other : others) {
+    check_weight_types(GgufFile(other));
   }
   for (const char *epsilon : {".attention.layer_norm_rms_epsilon", ".attention.layer_norm_epsilon"}) {
     if (file.number(architecture + epsilon, 0.0f) < 0.0f) {
@@ -64,6 +94,7 @@ void check_target_file(const std::string &path) {
   if (file.texts("tokenizer.ggml.tokens").empty()) {
     throw Error(DF2_EFORMAT, format("'%s' has an empty tokenizer", path.c_str()));
   }
+  return file.map()->is_mapped();
 }
 
 // Also for a model without kernels: the first one a process loads decides whether later ones can have them.
@@ -90,20 +121,24 @@ auto null_if_it_throws(const Call &call) -> decltype(call()) {
   }
 }
 
-[[noreturn]] void fail(df2_status status, const LoadGuard &guard, const std::string &what, const std::string &path) {
-  const std::string detail = guard.message().empty() ? "see llama.cpp's log" : guard.message();
-  throw Error(status, format("llama.cpp cannot %s '%s' (%s)", what.c_str(), path.c_str(), detail.c_str()));
+[[noreturn]] void fail(df2_status status, const LoadWatch &watch, const std::string &what, const std::string &path) {
+  const char *remedy = status == DF2_EFORMAT
+                           ? "; the file is damaged, or made for another version of llama.cpp than the one in use"
+                           : "";
+  throw Error(status,
+              format("llama.cpp cannot %s '%s' (%s)%s", what.c_str(), path.c_str(), watch.reason().c_str(), remedy));
 }
 
-void load_model(const std::string &path, const LoadGuard &guard, OwnContext *own) {
+void load_model(const std::string &path, const LoadWatch &watch, bool can_map, OwnContext *own) {
   llama_model_params params = llama_model_default_params();
+  params.load_mode = can_map ? params.load_mode : LLAMA_LOAD_MODE_NONE;
   params.n_gpu_layers = 0;  // the drafter computes with the head and embeddings on the CPU
   const StockScope stock(!own->kernels);
   const PackedCount packed;
   own->model.reset(null_if_it_throws([&] { return llama_model_load_from_file(path.c_str(), params); }));
   own->packed = packed.bytes();
   if (own->model == nullptr) {
-    fail(DF2_EFORMAT, guard, "load", path);
+    fail(DF2_EFORMAT, watch, "load", path);
   }
 }
 
@@ -122,15 +157,15 @@ llama_context_params context_params(const TargetOptions &options, const OwnConte
   return params;
 }
 
-void create_context(const std::string &path, const TargetOptions &options, const LoadGuard &guard, OwnContext *own) {
+void create_context(const std::string &path, const TargetOptions &options, const LoadWatch &watch, OwnContext *own) {
   const llama_context_params params = context_params(options, *own);
   own->context.reset(null_if_it_throws([&] { return llama_init_from_model(own->model.get(), params); }));
   const bool has_packed = own->packed.packed > 0;
-  if (own->context == nullptr && has_packed && !guard.message().empty()) {
+  if (own->context == nullptr && has_packed && !watch.guard.message().empty()) {
     throw PackedRefused();
   }
   if (own->context == nullptr) {
-    fail(DF2_ENOMEM, guard, format("create a context of %u tokens for", params.n_ctx), path);
+    fail(DF2_ENOMEM, watch, format("create a context of %u tokens for", params.n_ctx), path);
   }
   if (has_packed && !can_compute_packed(probe_graph(own->context.get()).graph)) {
     throw PackedRefused();
@@ -140,14 +175,14 @@ void create_context(const std::string &path, const TargetOptions &options, const
   llama_attach_threadpool(own->context.get(), own->threadpool.get(), own->threadpool.get());
 }
 
-OwnContext load(const std::string &path, const TargetOptions &options) {
+OwnContext load(const std::string &path, const TargetOptions &options, bool can_map) {
   OwnContext own = {};
   own.taps = std::make_unique<df2_taps>();
   own.kernels = options.kernels && are_kernels_in_use();
   own.taps->is_stock = !own.kernels;
-  const LoadGuard guard;
-  load_model(path, guard, &own);
-  create_context(path, options, guard, &own);
+  const LoadWatch watch;
+  load_model(path, watch, can_map, &own);
+  create_context(path, options, watch, &own);
   return own;
 }
 
@@ -158,18 +193,18 @@ OwnContext open_context(const std::string &path, const TargetOptions &options) {
     throw Error(DF2_EINVAL,
                 format("n_ctx, n_batch and n_threads must not be negative, nor n_threads above %d", kMaxThreads));
   }
-  check_target_file(path);
+  const bool can_map = check_target_file(path);
   llama_backend_init();
   prepare_kernels(options.kernels);
   try {
-    return load(path, options);
+    return load(path, options, can_map);
   } catch (const PackedRefused &) {
     log_line(DF2_LOG_WARN,
              format("'%s' uses its weights in a way the kernels do not know; llama.cpp's own are used", path.c_str()));
   }
   TargetOptions without_kernels = options;
   without_kernels.kernels = false;
-  return load(path, without_kernels);
+  return load(path, without_kernels, can_map);
 }
 
 }  // namespace df2

@@ -62,6 +62,7 @@ def _print(console: Console, found: convert.Description) -> None:
         ("parameters", f"{found.n_parameters / 1e6:,.1f} M in {found.n_tensors} tensors"),
         ("numbers", f"{found.quantisation}" + _in_brackets(_types(found.types))),
         ("size", f"{found.n_bytes / 1e6:,.1f} MB"),
+        ("problem", found.problem),
     ]
     if found.drafter is not None:
         rows += _drafter_rows(found.drafter)

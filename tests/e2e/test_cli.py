@@ -214,6 +214,31 @@ def test_inspect_a_wrong_pair(folder: Path, tiny_drafter: Path, smollm_target: P
     assert "hidden size" in done.stdout
 
 
+def test_inspect_another_programs_file(folder: Path, root: Path) -> None:
+    """Its header is read; that its weights cannot be is said."""
+    done = run(folder, "inspect", root / "tests" / "data" / "corpus" / "type-139.gguf")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^problem .* type 139 \(IQ4_K of ik_llama\.cpp\)", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "words"),
+    [
+        ("-m", "architecture.gguf", "unknown model architecture: 'nobody-knows-this'"),
+        ("-m", "lone-00002-of-00003.gguf", "give the first part"),
+        ("-d", "type-31.gguf", "type 31 (TYPE_Q4_0_4_4 REMOVED"),
+        ("-d", "git-lfs.gguf", "git lfs pull"),
+        ("-d", ".", "a folder"),
+    ],
+)
+def test_files_that_are_no_models(
+    option: str, name: str, words: str, folder: Path, root: Path, tiny_target: Path
+) -> None:
+    path = root / "tests" / "data" / "corpus" / name
+    others = ("-m", tiny_target) if option == "-d" else ()
+    assert_one_line_error(run(folder, "generate", *others, option, path, "x"), words)
+
+
 def test_convert_and_use(folder: Path, root: Path, tiny_target: Path) -> None:
     source = root / "tests" / "data" / "fixtures" / "tiny-plain"
     done = run(folder, "convert", source, "--target", tiny_target, "--outfile", "made.gguf")

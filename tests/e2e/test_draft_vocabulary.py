@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from pydflash2.convert.ggml_types import I64
 from pydflash2.convert.gguf_read import GgufFile
 from pydflash2.convert.gguf_write import TensorHeader, padding, write_header
 from pydflash2.convert.target import copy_value
@@ -81,7 +82,7 @@ def with_head(drafter_path: Path, target: Path, kept: Ids | None, path: Path) ->
             assert "output.weight" not in model.tensors
             headers.append(TensorHeader("output.weight", (head.shape[0], len(kept)), head.kind))
             parts["output.weight"] = model.row_bytes(head.name, kept.tolist())
-            headers.append(TensorHeader("d2t", (len(kept),), type(head.kind).I64))
+            headers.append(TensorHeader("d2t", (len(kept),), I64))
             parts["d2t"] = kept.astype("<i8").tobytes()
         with path.open("wb") as file:
             write_header(file, [copy_value(drafter, key) for key in drafter.values], headers)

@@ -31,7 +31,8 @@ bool try_file() {
     int32_t token;
     df2_step_result result;
     if (df2_session_prefill(session, prompt, 5) == DF2_OK) {
-      CHECK_STATUS(df2_session_step(session, &token, 1, &result), DF2_OK);
+      const int32_t status = df2_session_step(session, &token, 1, &result);
+      CHECK(status == DF2_OK || status == DF2_EPOISONED);  // a scale may have become infinite
     }
   }
   df2_session_free(session);

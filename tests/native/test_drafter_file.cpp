@@ -1,6 +1,7 @@
 // A drafter file is read and checked without a device; its weights then go where they are computed with, and its
 // operations take the form that the device can run.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -30,6 +31,7 @@ void write_drafter() {
   TinyDrafter shape;
   shape.n_vocab_draft = 40;
   shape.has_sinks = true;
+  shape.has_biases = true;
   shape.has_post_norms = true;
   shape.n_ff = 4096;
   write_tiny_drafter(shape, target_path, drafter_path);
@@ -71,6 +73,7 @@ void test_refusals() {
   refuse("blk.1.ffn_up.weight", "blk.1.ffn_xx.weight", DF2_EFORMAT, "tensor 'blk.1.ffn_up.weight' is missing");
   refuse("blk.0.attn_v.weight", "blk.0.attn_x.weight", DF2_EUNSUPPORTED, "layer 0 has no attn_v.weight");
   refuse("blk.1.attn_sinks", "blk.1.attn_drain", DF2_EUNSUPPORTED, "'blk.1.attn_drain.weight' is not part of");
+  refuse("blk.1.attn_k.bias", "blk.1.attn_j.bias", DF2_EUNSUPPORTED, "'blk.1.attn_j.bias' is not part of");
   refuse("d2t", "d3t", DF2_EFORMAT, "a reduced output.weight needs a d2t tensor");
   // the key's type, a 32-bit integer, and its value
   refuse(
@@ -78,20 +81,30 @@ void test_refusals() {
       "tensor 'blk.0.ffn_gate.weight' has shape [64, 4096, 1, 1]; [64, 4097, 1, 1] fits the other sizes in the file");
 }
 
-void test_ids() {
+// The drafter's file with the fourth number of a tensor changed.
+template <typename Number>
+Bytes with_fourth(const std::string &name, Number number) {
   write_drafter();
   Bytes bytes = read_file(drafter_path);
-  {
-    const DrafterFile file(drafter_path);
-    for (const df2::DrafterTensor &tensor : file.tensors()) {
-      if (tensor.use == df2::TensorUse::kIds) {
-        const int64_t outside = file.params().n_vocab;
-        const auto offset = static_cast<size_t>(tensor.info.data - file.map().data());
-        std::memcpy(bytes.data() + offset + 3 * sizeof(int64_t), &outside, sizeof(outside));
-      }
+  const DrafterFile file(drafter_path);
+  for (const df2::DrafterTensor &tensor : file.tensors()) {
+    if (tensor.info.name == name) {
+      const auto offset = static_cast<size_t>(tensor.info.data - file.map().data());
+      std::memcpy(bytes.data() + offset + 3 * sizeof(number), &number, sizeof(number));
     }
   }
-  check_refused(bytes, DF2_EFORMAT, "d2t maps draft token 3 to 160, outside the vocabulary of 160");
+  return bytes;
+}
+
+void test_values() {
+  check_refused(with_fourth<int64_t>("d2t", 160), DF2_EFORMAT,
+                "d2t maps draft token 3 to 160, outside the vocabulary of 160");
+  for (const char *name : {"output_norm.weight", "blk.1.attn_k.bias", "blk.0.ffn_conv_base"}) {
+    for (const float number : {NAN, INFINITY}) {
+      check_refused(with_fourth(name, number), DF2_EFORMAT,
+                    std::string("tensor '") + name + "' holds NaN or infinite values");
+    }
+  }
 }
 
 // What ggml's header says of a device, in ggml's order; only the type is asked for.
@@ -177,7 +190,7 @@ int main(int argc, char **argv) {
   target_path = argv[1];
   llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
   test_refusals();
-  test_ids();
+  test_values();
   test_forms();
 #if defined(__linux__)
   test_pages();

@@ -108,6 +108,7 @@ void test_shapes() {
   shape.layer_has_window = {true, false, true};
   shape.is_causal = true;
   shape.has_sinks = true;
+  shape.has_biases = true;
   shape.has_post_norms = true;
   test_shape(shape, expected);
   shape = TinyDrafter();

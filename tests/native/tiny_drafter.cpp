@@ -136,6 +136,12 @@ class Writer {
     if (shape_.has_sinks) {
       norm(prefix + "attn_sinks.weight", shape_.n_head);
     }
+    if (shape_.has_biases) {
+      norm(prefix + "attn_q.bias", n_q);
+      norm(prefix + "attn_k.bias", n_kv);
+      norm(prefix + "attn_v.bias", n_kv);
+      norm(prefix + "attn_output.bias", n_embd_);
+    }
     if (shape_.has_post_norms) {
       norm(prefix + "post_attention_norm.weight", n_embd_);
       norm(prefix + "post_ffw_norm.weight", n_embd_);

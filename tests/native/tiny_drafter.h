@@ -24,6 +24,7 @@ struct TinyDrafter {
   bool is_causal = false;
   int32_t n_vocab_draft = 0;  // > 0: a head of its own, with a d2t map
   bool has_sinks = false;
+  bool has_biases = false;
   bool has_post_norms = false;
   std::string rope_scaling;  // empty, "linear" or "yarn"
   float logit_softcap = 0.0f;

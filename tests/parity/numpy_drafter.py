@@ -227,11 +227,15 @@ class NumpyDrafter:
             self._weights.get(f"{prefix}attn_sinks.weight"),
         )
         projected: Array = mixed @ self._weights[f"{prefix}attn_output.weight"].T
-        return projected * float(self._key("attention.value_scale", 1.0))
+        projected = projected * float(self._key("attention.value_scale", 1.0))
+        return projected + self._bias(f"{prefix}attn_output")
 
     def _heads(self, x: Array, name: str) -> Array:
-        projected: Array = x @ self._weights[f"{name}.weight"].T
+        projected: Array = x @ self._weights[f"{name}.weight"].T + self._bias(name)
         return projected.reshape(len(x), -1, self._head_dim)
+
+    def _bias(self, name: str) -> Array:
+        return self._weights.get(f"{name}.bias", np.zeros(1))
 
     def _visible(self, index: int, queries: Ids, keys: Ids) -> Mask:
         distance = queries[:, None] - keys[None, :]

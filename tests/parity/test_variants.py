@@ -56,6 +56,7 @@ VARIANTS = {
         extras=frozenset({"sinks"}),
         keys={"attention.value_scale": 0.6, "attention.scale": 0.4},
     ),
+    "biases": replace(PLAIN, extras=frozenset({"biases"}), keys={"attention.value_scale": 0.6}),
     "post-norms": replace(PLAIN, extras=frozenset({"post_norms", "layer_scale"})),
     "scales": replace(
         PLAIN,
@@ -116,7 +117,9 @@ VARIANTS = {
         version=1,
         n_layer=3,
         windowed=(False, True, False),
-        extras=frozenset({"sinks", "post_norms", "layer_scale", "rope_freqs", "output", "d2t"}),
+        extras=frozenset(
+            {"sinks", "biases", "post_norms", "layer_scale", "rope_freqs", "output", "d2t"}
+        ),
         n_vocab_draft=90,
         keys=YARN | {"attention.sliding_window": 4, "embedding_scale": 2.0, "logit_scale": 0.5},
     ),

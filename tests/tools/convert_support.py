@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,17 @@ def read_safetensors(path: Path) -> dict[str, Array]:
     }
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
-    """Write tensors in the given order; 16-bit unsigned arrays become BF16."""
+def write_safetensors(
+    path: Path, tensors: Mapping[str, Array], dtypes: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors in the given order; 16-bit unsigned arrays become BF16.
+
+    dtypes: of tensors whose type NumPy does not have, given as integers."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, array in tensors.items():
         header[name] = {
-            "dtype": _NAMES[array.dtype.str[1:]],
+            "dtype": (dtypes or {}).get(name) or _NAMES[array.dtype.str[1:]],
             "shape": list(array.shape),
             "data_offsets": [at, at + array.nbytes],
         }
@@ -66,6 +70,7 @@ class Drafter:
 
     config: dict[str, Any]
     tensors: dict[str, Array]
+    dtypes: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, name: str) -> Drafter:
@@ -80,7 +85,7 @@ class Drafter:
         """Write config and a single weight file; returns the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config))
-        write_safetensors(folder / "model.safetensors", self.tensors)
+        write_safetensors(folder / "model.safetensors", self.tensors, self.dtypes)
         return folder
 
     def save_shards(self, folder: Path, stem: str, n_shards: int) -> Path:

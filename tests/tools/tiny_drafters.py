@@ -13,7 +13,7 @@ from tests.tools.gguf_files import copy_tokenizer, finish
 from tests.tools.tiny_gguf import Key, RandomTensors, Weights, write_keys
 
 EXTRAS = frozenset(
-    {"sinks", "post_norms", "layer_scale", "rope_freqs", "token_embd", "output", "d2t"}
+    {"sinks", "biases", "post_norms", "layer_scale", "rope_freqs", "token_embd", "output", "d2t"}
 )
 
 
@@ -140,6 +140,10 @@ def _add_layer(tensors: RandomTensors, block: str, shape: TinyDrafter) -> None:
     tensors.matrix(f"{block}ffn_down.weight", n_embd, shape.n_ff)
     if "sinks" in extras:
         tensors.add(f"{block}attn_sinks.weight", shape.n_head, mean=2.0, deviation=1.0)
+    if "biases" in extras:
+        lengths = {"attn_q": n_q, "attn_k": n_kv, "attn_v": n_kv, "attn_output": n_embd}
+        for name, length in lengths.items():
+            tensors.add(f"{block}{name}.bias", length, mean=0.0, deviation=0.5)
     if "post_norms" in extras:
         tensors.norm(f"{block}post_attention_norm.weight", n_embd)
         tensors.norm(f"{block}post_ffw_norm.weight", n_embd)

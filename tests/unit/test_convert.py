@@ -333,7 +333,7 @@ def test_command_line_reports_errors_plainly(
 ) -> None:
     out = str(tmp_path / "out.gguf")
     assert run_cli([str(tmp_path / "none"), "--target", str(TARGET), "--outfile", out]) == 1
-    assert "no such folder" in " ".join(capsys.readouterr().err.split())
+    assert "no such file or folder" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, ConversionError])

@@ -53,10 +53,11 @@ def export(**changes: Any) -> tuple[str, Change]:
     return "tiny-window", change
 
 
-def tensor(tensor_name: str, values: Any) -> tuple[str, Change]:
-    """Replace, add, or with None remove a tensor."""
+def tensor(tensor_name: str, values: Any, **changes: Any) -> tuple[str, Change]:
+    """Replace, add, or with None remove a tensor; and change top-level keys."""
 
     def change(drafter: Drafter) -> None:
+        drafter.config.update(changes)
         if values is None:
             del drafter.tensors[tensor_name]
         elif callable(values):
@@ -127,8 +128,26 @@ CASES: dict[str, tuple[tuple[str, Change], str]] = {
     "too large": (config(max_position_embeddings=2**40), "expected 1 to"),
     "many layers": (config(num_hidden_layers=10**6), "no drafter is that deep"),
     "activation": (config(hidden_act="relu"), "hidden_act 'relu'"),
-    "attention bias": (config(attention_bias=True), "attention_bias"),
-    "quantised": (config(quantization_config={"quant_method": "gptq"}), "quantised"),
+    "missing biases": (config(attention_bias=True), r"q_proj\.bias.* missing \(6 of"),
+    "biases denied": (
+        tensor("layers.0.self_attn.q_proj.bias", np.zeros(64, np.float32), attention_bias=False),
+        "q_proj.bias' is a bias of the attention, but attention_bias is false",
+    ),
+    "quantised": (config(quantization_config={"quant_method": "gptq"}), "'gptq'.*quantised"),
+    "quantised somehow": (config(quantization_config={"quant_method": [1]}), r"says \[1\]"),
+    "quantised in other words": (config(quantization_config="fp4"), "says 'fp4'.*quantised"),
+    "quantised on loading": (
+        config(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
+        "'bitsandbytes'.*quantised",
+    ),
+    "quantised for another program": (config(quantization={"bits": 4}), "quantization.*quantised"),
+    "other biases": (config(mlp_bias=True), "mlp_bias"),
+    "another graph": (config(use_parallel_residual=True), "use_parallel_residual"),
+    "another projector": (draft(projector_type="domino"), "projector_type is 'domino'"),
+    "compressed attention": (draft(attention_mode="mla"), "attention_mode is 'mla'"),
+    "other value heads": (config(v_head_dim=8), "v_head_dim is 8.*head_dim.*Only 16"),
+    "layers of another target, nested": (draft(num_target_layers=5), "target of 5 layers"),
+    "other scales": (config(residual_multiplier=0.5), "residual_multiplier is 0.5.*Only 1"),
     "mask outside": (draft(mask_token_id=160), "outside the vocabulary"),
     "negative mask": (draft(mask_token_id=-1), "expected 0 to"),
     "no target layers": (draft(target_layer_ids=[]), "no target layers"),
@@ -286,7 +305,7 @@ def test_inputs_are_checked(tmp_path: Path) -> None:
     convert(folder, TARGET, tmp_path / "drafter.gguf")
     with pytest.raises(ConversionError, match="outtype 'q9_9'"):
         convert(folder, TARGET, out, outtype="q9_9")
-    with pytest.raises(ConversionError, match="no such target"):
+    with pytest.raises(ConversionError, match="no such file"):
         convert(folder, tmp_path / "none.gguf", out)
     with pytest.raises(ConversionError, match="a drafter, not a target"):
         convert(folder, tmp_path / "drafter.gguf", out)

@@ -48,7 +48,7 @@ oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393
 size 12345
 """
 GGUFS: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "too few"),
+    "empty": (b"", "empty"),
     "short": (b"GGUF\3\0\0\0", "too few"),
     "Git LFS": (POINTER, "git lfs pull"),
     "not a GGUF": (b"PK\3\4" + PAD, "not a GGUF"),
@@ -86,7 +86,10 @@ GGUFS: dict[str, tuple[bytes, str]] = {
     "many dimensions": (gguf_bytes(n_tensors=1, rest=tensor(shape=(1,) * 5) + PAD), "dimensions"),
     "huge tensor": (gguf_bytes(n_tensors=1, rest=tensor(shape=(HUGE,) * 4) + PAD), "ends at"),
     "tensor beyond end": (gguf_bytes(n_tensors=1, rest=tensor(at=2**40) + PAD), "ends at"),
-    "tensor type": (gguf_bytes(n_tensors=1, rest=tensor(kind=77) + PAD), "has type 77"),
+    "unknown type beyond end": (
+        gguf_bytes(n_tensors=1, rest=tensor(kind=77, at=2**40) + PAD),
+        "ends at",
+    ),
     "partial block": (gguf_bytes(n_tensors=1, rest=tensor(shape=(33,), kind=2) + PAD), "divide"),
     "misaligned": (gguf_bytes(n_tensors=1, rest=tensor(at=4) + PAD), "aligned"),
     "overlapping": (
@@ -127,7 +130,7 @@ HEADERS: dict[str, tuple[object, str]] = {
     "entry is a list": ({"a": []}, "lacks"),
     "entry lacks keys": ({"a": {"dtype": "F32"}}, "lacks"),
     "entry has more keys": ({"a": entry()["a"] | {"more": 1}}, "lacks"),
-    "dtype": (entry(dtype="F8_E4M3"), "dtype 'F8_E4M3'"),
+    "dtype": (entry(dtype="F8_E4M3"), "F8_E4M3 needs 4 bytes, has 16"),
     "dtype is a list": (entry(dtype=["F32"]), "dtype"),
     "negative shape": (entry(shape=[-4]), "shape"),
     "fractional shape": (entry(shape=[4.0]), "shape"),

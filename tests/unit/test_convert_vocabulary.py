@@ -31,6 +31,8 @@ from convert_support import (  # noqa: E402
 )
 
 from convert import ConversionError, convert, describe  # noqa: E402
+from convert.dtypes import to_float32  # noqa: E402
+from convert.ggml_types import GgmlType  # noqa: E402
 from convert.gguf_read import GgufFile  # noqa: E402
 from convert.gguf_write import (  # noqa: E402
     Metadata,
@@ -50,10 +52,14 @@ EOS = 2
 
 
 def write_gguf(
-    path: Path, keys: list[Metadata], tensors: Mapping[str, tuple[Kind, Array, tuple[int, ...]]]
+    path: Path,
+    keys: list[Metadata],
+    tensors: Mapping[str, tuple[Kind | GgmlType, Array, tuple[int, ...]]],
 ) -> Path:
     """Write tensors given as (type, raw bytes, shape innermost first)."""
-    headers = [TensorHeader(name, shape, kind) for name, (kind, _, shape) in tensors.items()]
+    headers = [
+        TensorHeader(name, shape, GgmlType(kind)) for name, (kind, _, shape) in tensors.items()
+    ]
     with path.open("wb") as file:
         write_header(file, keys, headers)
         for header, (_, data, _) in zip(headers, tensors.values(), strict=True):
@@ -143,7 +149,7 @@ def test_rows_of_any_type(
     report = convert(PLAIN, target, out, outtype="q4_0", draft_vocab=33)
     rows, table = read_head(out)
     assert report.head is not None
-    assert report.head.source.kind is kind
+    assert report.head.source.kind == kind
     name = EMBEDDINGS if tied else OUTPUT
     assert name in report.head.source.place
     np.testing.assert_array_equal(rows, raw_rows(target, name)[table])
@@ -157,6 +163,20 @@ def test_rows_of_large_blocks(kind: Kind, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "t.gguf", [], {"m": (kind, data, (2 * block, 50))})
     with GgufFile(path) as file:
         assert file.row_bytes("m", [0, 7, 49]) == data[[0, 7, 49]].tobytes()
+
+
+def test_rows_of_a_type_that_the_gguf_package_may_lack(tmp_path: Path) -> None:
+    kind = GgmlType(42)  # Q2_0: a row is one block
+    data = np.random.default_rng(2).integers(0, 256, (N_VOCAB, kind.block_bytes)).astype(np.uint8)
+    with GgufFile(TARGET) as file:
+        keys = [copy_value(file, key) for key in file.values]
+    target = write_gguf(tmp_path / "t.gguf", keys, {OUTPUT: (kind, data, (N_EMBD, N_VOCAB))})
+    out = tmp_path / "out.gguf"
+    report = convert(PLAIN, target, out, draft_vocab=20)
+    assert report.head is not None
+    with GgufFile(out) as file:
+        assert file.tensors[OUTPUT].kind.name == "Q2_0"
+        assert file.tensor_bytes(OUTPUT) == data[report.head.vocabulary.ids].tobytes()
 
 
 def test_rows_beyond_the_vocabulary_are_no_tokens(tmp_path: Path) -> None:
@@ -236,7 +256,9 @@ def test_heads_that_cannot_be_taken(tmp_path: Path) -> None:
     assert not (tmp_path / "out.gguf").exists()
 
 
-def hf_target(folder: Path, tensors: Mapping[str, Array], **changes: Any) -> Path:
+def hf_target(
+    folder: Path, tensors: Mapping[str, Array], dtypes: dict[str, str] | None = None, **changes: Any
+) -> Path:
     """A target folder of 160 tokens with a byte-level tokenizer and some weights."""
     folder.mkdir()
     config = json.loads((FIXTURES / "tiny-target" / "hf" / "config.json").read_text())
@@ -249,7 +271,7 @@ def hf_target(folder: Path, tensors: Mapping[str, Array], **changes: Any) -> Pat
     }
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    write_safetensors(folder / "model.safetensors", tensors)
+    write_safetensors(folder / "model.safetensors", tensors, dtypes)
     return folder
 
 
@@ -297,6 +319,22 @@ def test_rows_of_a_target_folder_have_a_type_that_fits(
     tensors = {t.name: t for t in gguf.GGUFReader(tmp_path / "out.gguf").tensors}
     written = gguf.quants.dequantize(tensors[OUTPUT].data, tensors[OUTPUT].tensor_type)
     np.testing.assert_allclose(written, HEAD[np.array(tensors["d2t"].data)], atol=0.03)
+
+
+def test_rows_of_a_target_of_8_bit_floats(tmp_path: Path) -> None:
+    name = "lm_head.weight"
+    codes = np.random.default_rng(6).integers(0, 120, (N_VOCAB, N_EMBD)).astype(np.uint8)
+    scale = np.random.default_rng(7).uniform(0.01, 0.02, (N_VOCAB // 32, 2)).astype(np.float32)
+    target = hf_target(
+        tmp_path / "target",
+        {name: codes, f"{name}_scale_inv": scale},
+        {name: "F8_E4M3"},
+        quantization_config={"quant_method": "fp8", "weight_block_size": [32, 32]},
+    )
+    convert(PLAIN, target, tmp_path / "out.gguf", outtype="f32", draft_vocab=20)
+    rows, table = read_head(tmp_path / "out.gguf")
+    head = to_float32(codes, "F8_E4M3") * np.kron(scale, np.ones((32, 32), np.float32))
+    np.testing.assert_array_equal(rows.view(np.float32), head[table])
 
 
 def test_target_folders_without_a_clear_head(tmp_path: Path) -> None:

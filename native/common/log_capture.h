@@ -1,0 +1,33 @@
+// What ggml and llama.cpp log as errors on a thread is often the only place where they say what is wrong.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ggml.h"
+
+namespace df2 {
+
+// ggml_log_set, or llama_log_set, which sets both logs.
+using LogSet = void (*)(ggml_log_callback callback, void *user_data);
+
+// Keeps the errors that are logged on this thread while it exists; the program's log gets all lines as before.
+class LogCapture {
+ public:
+  explicit LogCapture(LogSet set);
+  ~LogCapture();
+  LogCapture(const LogCapture &) = delete;
+  LogCapture &operator=(const LogCapture &) = delete;
+
+  // The last errors, in one line, without the functions' names; empty if there were none.
+  std::string message() const;
+
+ private:
+  static void on_log(ggml_log_level level, const char *text, void *user_data);
+  void add(const char *text);
+
+  LogCapture *outer_;
+  std::vector<std::string> errors_;
+};
+
+}  // namespace df2

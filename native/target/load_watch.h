@@ -1,0 +1,23 @@
+// Why llama.cpp fails to load something.
+#pragma once
+
+#include <string>
+
+#include "common/load_guard.h"
+#include "common/log_capture.h"
+#include "llama.h"
+
+namespace df2 {
+
+struct LoadWatch {
+  // What ggml said when it wanted to abort, or what was logged as errors.
+  std::string reason() const {
+    const std::string logged = log.message();
+    return !guard.message().empty() ? guard.message() : !logged.empty() ? logged : "it does not say why";
+  }
+
+  const LoadGuard guard;
+  const LogCapture log{llama_log_set};
+};
+
+}  // namespace df2
