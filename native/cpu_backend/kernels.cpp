@@ -1,6 +1,7 @@
 #include "cpu_backend/kernels.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -10,6 +11,7 @@
 #include "cpu_backend/ggml_cpu_internals.h"
 #include "cpu_backend/packed_buffer.h"
 #include "cpu_backend/plain_weights.h"
+#include "cpu_backend/stock.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 #include "ops/common/cpu.h"
@@ -18,6 +20,7 @@ namespace df2 {
 
 namespace {
 
+std::atomic<int32_t> n_readers{0};
 std::mutex status_mutex;
 KernelStatus current_status = {DF2_KERNELS_UNKNOWN, "", "the kernels have not been asked for yet"};
 
@@ -88,24 +91,17 @@ bool layouts_agree() {
 
 using BufferTypes = std::vector<ggml_backend_buffer_type_t>;
 
-// Puts another list in place of ggml's. Other threads may be going through the old one, so it is never freed.
-void replace_list(BufferTypes list) {
-  auto *old = new BufferTypes(std::move(list));
-  old->swap(ggml_backend_cpu_get_extra_buffer_types());
-}
-
+// Puts another list in place of ggml's, once and for all: other threads may be going through the old one, which is
+// therefore never freed, and the moment of the exchange is one too many already. A type whose kernels are not trusted
+// does nothing there.
 void add_to_list() {
-  const BufferTypes &current = ggml_backend_cpu_get_extra_buffer_types();
-  BufferTypes list = {packed_buffer_type(), plain_buffer_type()};
-  list.insert(list.end(), current.begin(), current.end());
-  replace_list(std::move(list));
-}
-
-void remove_from_list() {
-  BufferTypes list = ggml_backend_cpu_get_extra_buffer_types();
-  const auto is_ours = [](auto type) { return type == packed_buffer_type() || type == plain_buffer_type(); };
-  list.erase(std::remove_if(list.begin(), list.end(), is_ours), list.end());
-  replace_list(std::move(list));
+  BufferTypes &list = ggml_backend_cpu_get_extra_buffer_types();
+  if (std::find(list.begin(), list.end(), packed_buffer_type()) != list.end()) {
+    return;
+  }
+  auto *other = new BufferTypes{packed_buffer_type(), plain_buffer_type()};
+  other->insert(other->end(), list.begin(), list.end());
+  other->swap(list);
 }
 
 // Whether llama.cpp will place weights in our buffers. Makes it settle the matter.
@@ -129,6 +125,15 @@ Registration silently(const KernelStatus &status) {
   return {status, DF2_LOG_INFO, ""};
 }
 
+void check_no_readers() {
+  if (n_readers > 0) {
+    throw Error(
+        DF2_EUNSUPPORTED,
+        "kernels cannot be enabled beside a target that was attached before, whose decodes go through what would "
+        "change; call df2_kernels_enable first, or open with kernels off");
+  }
+}
+
 Registration find_and_register() {
   if (disabled_by_environment()) {
     return silently({DF2_KERNELS_DISABLED, "", "switched off by the environment variable DF2_KERNELS"});
@@ -139,6 +144,7 @@ Registration find_and_register() {
   if (*isa == '\0') {
     return silently({DF2_KERNELS_UNSUPPORTED, "", "there are none for this CPU"});
   }
+  check_no_readers();
   return register_kernels(table, isa);
 }
 
@@ -158,13 +164,12 @@ Registration register_kernels(const KernelTable &table, const char *isa) {
     problem = error.what();
   }
   if (!problem.empty()) {
-    remove_from_list();
-    use_kernels({});
     static auto *note = new std::string(problem);
     return {{DF2_KERNELS_FAILED, "", note->c_str()},
             DF2_LOG_WARN,
             format("the kernels failed their self-test (%s); llama.cpp's own are used", problem.c_str())};
   }
+  trust_kernels();
   if (!is_seen_by_llama()) {
     const char *note = "llama.cpp had loaded a model before; enable kernels before the first one";
     return {{DF2_KERNELS_LATE, isa, note},
@@ -177,6 +182,15 @@ Registration register_kernels(const KernelTable &table, const char *isa) {
             "kernels: ref, which is for tests and many times slower than llama.cpp's own; unset DF2_FORCE_ISA"};
   }
   return {{DF2_KERNELS_ACTIVE, isa, ""}, DF2_LOG_INFO, format("kernels: %s", isa)};
+}
+
+ListReader::ListReader() {
+  const std::lock_guard<std::mutex> lock(status_mutex);
+  ++n_readers;
+}
+
+ListReader::~ListReader() {
+  --n_readers;
 }
 
 void enable_kernels() {

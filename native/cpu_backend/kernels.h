@@ -26,8 +26,19 @@ struct Registration {
 
 // Tests the kernels and registers them, or finds out why not; later calls do nothing but wait for a first one that is
 // still at it. To be called before the process loads a model, because llama.cpp then settles where weights may go.
-// Throws DF2_EINVAL or DF2_EUNSUPPORTED, every time, for environment variables that ask for what cannot be.
+// Throws DF2_EUNSUPPORTED beside a ListReader, and DF2_EINVAL or DF2_EUNSUPPORTED, every time, for environment
+// variables that ask for what cannot be.
 void enable_kernels();
+
+// Something of this library's that decodes: while one exists, enable_kernels() throws DF2_EUNSUPPORTED if it has not
+// been called before. ggml's threads go through a list that it replaces, without a lock.
+class ListReader {
+ public:
+  ListReader();
+  ~ListReader();
+  ListReader(const ListReader &) = delete;
+  ListReader &operator=(const ListReader &) = delete;
+};
 
 // What enable_kernels() came to.
 KernelStatus kernel_status();
@@ -38,8 +49,8 @@ bool are_kernels_in_use();
 // Where a drafter's weights go: null if kernels are not in use.
 ggml_backend_buffer_type_t drafter_buffer_type();
 
-// Registers a table of kernels, whatever the environment says, unless they fail their self-test. For enable_kernels()
-// and tests, once per process.
+// Registers a table of kernels, whatever the environment says; they compute nothing but their self-test until they have
+// passed it. For enable_kernels() and tests, once per process.
 Registration register_kernels(const KernelTable &table, const char *isa);
 
 // Multiplies small matrices through ggml, with packed and with plain weights, attends likewise, and compares with

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/cpu_count.h"
+#include "common/memory_limit.h"
 #include "cpu_backend/ggml_cpu_internals.h"
 #include "cpu_backend/packed_weights.h"
 #include "cpu_backend/rules.h"
@@ -206,7 +207,12 @@ const ggml_tensor *root(const ggml_tensor *tensor) {
 
 void set_tensor(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor, const void *data, size_t offset,
                 size_t size) {
-  contents(buffer)->set(root(tensor), data, offset + tensor->view_offs, size);
+  try {
+    contents(buffer)->set(root(tensor), data, offset + tensor->view_offs, size);
+  } catch (const std::bad_alloc &) {
+    PackedCount::note_refusal(size);
+    throw;
+  }
 }
 
 void get_tensor(ggml_backend_buffer_t buffer, const struct ggml_tensor *tensor, void *data, size_t offset,
@@ -226,6 +232,10 @@ const char *get_name(ggml_backend_buffer_type_t /*type*/) {
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
   try {
+    // a system that promises more than it has would end some process once the weights are written
+    if (size >= kBig && size > available_memory()) {
+      throw std::bad_alloc();
+    }
     auto buffer = std::make_unique<PackedBuffer>(size);
     ggml_backend_buffer_i iface = {};
     iface.free_buffer = free_buffer;
@@ -238,6 +248,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
     buffer.release();
     return made;
   } catch (const std::bad_alloc &) {
+    PackedCount::note_refusal(size);
     return nullptr;
   }
 }
@@ -292,6 +303,12 @@ PackedCount::PackedCount() : outer_(current_count) {
 
 PackedCount::~PackedCount() {
   current_count = outer_;
+}
+
+void PackedCount::note_refusal(uint64_t n_bytes) {
+  if (current_count != nullptr) {
+    current_count->refused_ = n_bytes;
+  }
 }
 
 }  // namespace df2

@@ -24,9 +24,16 @@ class PackedCount {
   PackedCount &operator=(const PackedCount &) = delete;
   const PackedBytes &bytes() const { return bytes_; }
 
+  // Bytes that there was no memory for; 0: there was for all.
+  uint64_t refused() const { return refused_; }
+
+  // Tells the thread's innermost one.
+  static void note_refusal(uint64_t n_bytes);
+
  private:
   friend class PackedBuffer;
   PackedBytes bytes_;
+  uint64_t refused_ = 0;
   PackedCount *outer_;
 };
 

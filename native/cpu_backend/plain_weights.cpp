@@ -39,10 +39,12 @@ const char *get_name(ggml_backend_buffer_type_t /*type*/) {
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
   ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
-  if (buffer != nullptr) {
-    buffer->buft = type;
-    buffer->iface.set_tensor = set_tensor;
+  if (buffer == nullptr) {
+    PackedCount::note_refusal(size);  // without kernels they stay in the file's mapping, or llama.cpp repacks them
+    return nullptr;
   }
+  buffer->buft = type;
+  buffer->iface.set_tensor = set_tensor;
   return buffer;
 }
 

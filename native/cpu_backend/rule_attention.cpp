@@ -43,9 +43,8 @@ bool cache_type(ggml_type type, df2_attention_type *found) {
 
 bool is_known_cache(const ggml_tensor *cache) {
   df2_attention_type type;
-  const int64_t granularity = cache->type == GGML_TYPE_Q8_0 ? 32 : 16;
-  return cache_type(cache->type, &type) && cache->ne[0] % granularity == 0 && cache->ne[0] <= DF2_ATTENTION_MAX_SIZE &&
-         cache->nb[0] == ggml_type_size(cache->type);
+  return cache_type(cache->type, &type) && cache->ne[0] % ggml_blck_size(cache->type) == 0 &&
+         cache->ne[0] <= DF2_ATTENTION_MAX_SIZE && cache->nb[0] == ggml_type_size(cache->type);
 }
 
 // The factor of head h's mask (ALiBi, as ggml defines it): powers of two bases for the first 2^k heads and the rest.

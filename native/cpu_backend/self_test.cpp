@@ -218,6 +218,7 @@ void test_product(ggml_type type, bool is_experts, ggml_backend_t backend, int n
 }
 
 void test_all(const KernelTable &table) {
+  const KernelTestScope test;
   // quick to quantise, and one of each kind
   constexpr struct {
     ggml_type type;

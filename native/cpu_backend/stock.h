@@ -1,4 +1,4 @@
-// What is left to ggml although there are kernels: models with kernels off.
+// What is left to ggml although there are kernels: models with kernels off, and everything until kernels are trusted.
 #pragma once
 
 struct ggml_tensor;
@@ -18,7 +18,19 @@ class StockScope {
   bool before_;
 };
 
-// Whether this thread is in such a scope.
+// While one exists, its thread uses kernels that nobody else does yet.
+class KernelTestScope {
+ public:
+  KernelTestScope();
+  ~KernelTestScope();
+  KernelTestScope(const KernelTestScope &) = delete;
+  KernelTestScope &operator=(const KernelTestScope &) = delete;
+};
+
+// The kernels have passed their test: all threads use them from now on.
+void trust_kernels();
+
+// Whether weights and graphs are ggml's on this thread now.
 bool wants_stock();
 
 // Leaves one node of a graph to ggml, whoever computes it. To be called before each time the graph is planned.

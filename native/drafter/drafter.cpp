@@ -120,7 +120,7 @@ class WeightPlacer {
     }
     packed.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(packed.context.get(), packed_type_));
     if (packed.buffer == nullptr) {
-      file_.fail(DF2_ENOMEM, "out of memory for packed weights; load the drafter with kernels off");
+      file_.fail(DF2_ENOMEM, "no memory for packed weights");
     }
     ggml_backend_buffer_set_usage(packed.buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     for (const auto &[tensor, info] : to_pack_) {

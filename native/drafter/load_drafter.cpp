@@ -24,7 +24,15 @@ std::shared_ptr<const Drafter> load_drafter(const std::string &path, bool wants_
     throw Error(DF2_EMISMATCH,
                 format("'%s' is a DFlash %d drafter, and DFlash %d was asked for", path.c_str(), found, version));
   }
-  return std::make_shared<const Drafter>(std::move(file), packed, kernels);
+  try {
+    return std::make_shared<const Drafter>(std::move(file), packed, kernels);
+  } catch (const Error &error) {
+    if (error.status() != DF2_ENOMEM || packed == nullptr) {
+      throw;
+    }
+    log_line(DF2_LOG_WARN, format("%s; they stay as they are in the file", error.what()));
+  }
+  return std::make_shared<const Drafter>(DrafterFile(path), nullptr, kernels);
 }
 
 }  // namespace df2

@@ -122,10 +122,12 @@ typedef enum df2_kernels_state {
 
 /* Tests the kernels and makes them known to llama.cpp, once per process; later calls do nothing. df2_target_open and
  * df2_drafter_load do this too: to be called only by programs that load models with llama.cpp themselves, before the
- * first one, and before other threads compute with llama.cpp. Kernels that cannot be used are no error: df2_log_set's
- * callback and df2_kernels_info_get say why.
+ * first one, and before other threads compute with llama.cpp: they go through the list of buffer types that this call
+ * replaces, without a lock. Where this library knows of such threads, because a target exists, the call is refused; of
+ * the program's own it knows nothing. Kernels that cannot be used are no error: df2_log_set's callback and
+ * df2_kernels_info_get say why.
  * Errors: DF2_EINVAL (an environment variable has an unknown value), DF2_EUNSUPPORTED (DF2_FORCE_ISA asks for what this
- * CPU does not have). Nothing changed then. Any thread. */
+ * CPU does not have; a target was attached before). Nothing changed then. Any thread. */
 DF2_API int32_t df2_kernels_enable(void);
 
 typedef struct df2_kernels_info {
@@ -177,12 +179,14 @@ typedef struct df2_target_options {
  * library does not know. */
 DF2_API int32_t df2_target_options_init(df2_target_options *options, size_t size);
 
-/* Loads a GGUF model with llama.cpp on the CPU and creates a context whose hidden states can be tapped.
- * The file's structure is checked first, because llama.cpp aborts on some damaged files. All parts of a split model
- * are looked for beside the first. A file that cannot be mapped is read. llama.cpp's reason for a failure is in the
- * message: its log callback is replaced for that long by one that hands everything on; do not set another meanwhile.
- * The first call of a process enables the kernels (df2_kernels_enable): no other thread may be computing with
- * llama.cpp. Errors: DF2_EIO, DF2_EFORMAT, DF2_ENOMEM, DF2_EUNSUPPORTED, DF2_EINVAL. On failure *out is NULL. */
+/* Loads a GGUF model with llama.cpp on the CPU, also where llama.cpp has GPUs, and creates a context whose hidden
+ * states can be tapped. The file's structure is checked first, because llama.cpp aborts on some damaged files. All
+ * parts of a split model are looked for beside the first. A file that cannot be mapped is read. Without memory for
+ * packed weights the model is opened as with DF2_KERNELS_OFF, with a line for the log; df2_stats' target_packed_bytes
+ * is 0 then. DF2_ENOMEM: there is not even memory for that. llama.cpp's reason for a failure is in the message: its log
+ * callback is replaced for that long by one that hands everything on; do not set another meanwhile. The first call of a
+ * process enables the kernels (df2_kernels_enable): no other thread may be computing with llama.cpp. Errors: DF2_EIO,
+ * DF2_EFORMAT, DF2_ENOMEM, DF2_EUNSUPPORTED, DF2_EINVAL. On failure *out is NULL. */
 DF2_API int32_t df2_target_open(df2_target **out, const char *path, const df2_target_options *options);
 
 /* Wraps a context that the program created. The context is borrowed: it must outlive the target, and while a session
@@ -246,11 +250,11 @@ typedef struct df2_drafter_info {
 } df2_drafter_info;
 
 /* Loads a GGUF of architecture `dflash`, written by `pydflash2 convert` or by llama.cpp's own converter. The weights
- * stay memory-mapped. Every count, shape, type and offset is checked against the others before ggml sees them.
- * The first call of a process enables the kernels, as df2_target_open does.
- * Errors: DF2_EIO, DF2_EFORMAT (damaged, or not a drafter), DF2_EUNSUPPORTED (a dflash variant without support here),
- * DF2_EMISMATCH (a version that options.version does not allow), DF2_EBACKEND, DF2_EINVAL, DF2_ENOMEM. On failure *out
- * is NULL. */
+ * stay memory-mapped, but for those that are packed if there is memory for it. Every count, shape, type and offset is
+ * checked against the others before ggml sees them. The first call of a process enables the kernels, as df2_target_open
+ * does. Errors: DF2_EIO, DF2_EFORMAT (damaged, or not a drafter), DF2_EUNSUPPORTED (a dflash variant without support
+ * here), DF2_EMISMATCH (a version that options.version does not allow), DF2_EBACKEND, DF2_EINVAL, DF2_ENOMEM. On
+ * failure *out is NULL. */
 DF2_API int32_t df2_drafter_load(df2_drafter **out, const char *path, const df2_drafter_options *options);
 
 /* Fills in *info; info->struct_size must be set. DF2_EINVAL otherwise. Any thread. */

@@ -6,7 +6,6 @@
 #include "common/error.h"
 #include "common/load_guard.h"
 #include "common/token_hash.h"
-#include "cpu_backend/kernels.h"
 #include "cpu_backend/packed_weights.h"
 #include "llama.h"
 #include "target/target_graph.h"
@@ -218,6 +217,13 @@ PackedBytes Target::packed_weights() {
                                            architecture().c_str()));
     }
     packed_ = std::make_unique<PackedBytes>(df2::packed_weights(graph));
+    const std::string elsewhere = unpacked_buffer(graph);
+    if (kernel_status().state == DF2_KERNELS_ACTIVE && packed_->packed == 0 && !elsewhere.empty()) {
+      log_line(DF2_LOG_WARN,
+               format("the attached target's weights are not packed for the kernels, but in %s buffers; in "
+                      "a llama.cpp with GPUs, load the model with no_host = true",
+                      elsewhere.c_str()));
+    }
   }
   return *packed_;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/shared_weights.h"
+#include "cpu_backend/kernels.h"
 #include "cpu_backend/packed_bytes.h"
 #include "dflash2.h"
 #include "target/tap_source.h"
@@ -96,6 +97,7 @@ class Target {
   Target(llama_context *context, df2_taps *taps);
   void decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits);
 
+  const ListReader reader_;
   std::unique_ptr<OwnContext> own_;  // null: attached
   const llama_model *model_;
   const llama_vocab *vocab_;

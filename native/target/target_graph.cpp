@@ -8,6 +8,7 @@
 #include "common/error.h"
 #include "common/load_guard.h"
 #include "cpu_backend/packed_buffer.h"
+#include "cpu_backend/packed_weights.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "llama.h"
@@ -185,6 +186,18 @@ PackedBytes packed_weights(ggml_cgraph *graph) {
     packed.copied += found.copied;
   }
   return packed;
+}
+
+std::string unpacked_buffer(ggml_cgraph *graph) {
+  for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+    const ggml_tensor *weights = ggml_graph_node(graph, i)->src[0];
+    const bool is_stored = weights != nullptr && weights->buffer != nullptr &&
+                           ggml_backend_buffer_get_usage(weights->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+    if (is_stored && can_multiply(ggml_graph_node(graph, i)) && !is_packed(weights)) {
+      return ggml_backend_buffer_name(weights->buffer);
+    }
+  }
+  return "";
 }
 
 }  // namespace df2

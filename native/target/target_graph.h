@@ -34,4 +34,7 @@ bool is_all_on_cpu(ggml_cgraph *graph);
 // How much of the weights is packed.
 PackedBytes packed_weights(ggml_cgraph *graph);
 
+// The name of a buffer with weights that could be packed, but are not; "" if there are none.
+std::string unpacked_buffer(ggml_cgraph *graph);
+
 }  // namespace df2

@@ -108,8 +108,11 @@ void prepare_kernels(bool is_wanted) {
   }
 }
 
-// ggml knows no way to compute with the packed weights of a model.
-struct PackedRefused {};
+// A model cannot be used with packed weights.
+struct PackedRefused {
+  std::string reason;
+  bool is_out_of_memory;
+};
 
 // What the call gives; null also if ggml would have ended the process. A guard then has its message.
 template <typename Call>
@@ -130,13 +133,21 @@ auto null_if_it_throws(const Call &call) -> decltype(call()) {
 }
 
 void load_model(const std::string &path, const LoadWatch &watch, bool can_map, OwnContext *own) {
+  // Only the CPU, which also computes the drafter with the head and embeddings. With other devices in the list,
+  // llama.cpp would keep weights in their host buffers, which come before packed ones, and give them large batches.
+  static ggml_backend_dev_t no_devices[] = {nullptr};
   llama_model_params params = llama_model_default_params();
   params.load_mode = can_map ? params.load_mode : LLAMA_LOAD_MODE_NONE;
-  params.n_gpu_layers = 0;  // the drafter computes with the head and embeddings on the CPU
+  params.n_gpu_layers = 0;
+  params.devices = no_devices;
   const StockScope stock(!own->kernels);
   const PackedCount packed;
   own->model.reset(null_if_it_throws([&] { return llama_model_load_from_file(path.c_str(), params); }));
   own->packed = packed.bytes();
+  if (own->model == nullptr && packed.refused() > 0) {
+    const auto n_bytes = static_cast<unsigned long long>(packed.refused());
+    throw PackedRefused{format("no memory for %llu MiB of packed weights", n_bytes >> 20), true};
+  }
   if (own->model == nullptr) {
     fail(DF2_EFORMAT, watch, "load", path);
   }
@@ -161,14 +172,14 @@ void create_context(const std::string &path, const TargetOptions &options, const
   const llama_context_params params = context_params(options, *own);
   own->context.reset(null_if_it_throws([&] { return llama_init_from_model(own->model.get(), params); }));
   const bool has_packed = own->packed.packed > 0;
-  if (own->context == nullptr && has_packed && !watch.guard.message().empty()) {
-    throw PackedRefused();
+  if (own->context == nullptr && has_packed) {
+    throw PackedRefused{format("no context can be created beside packed weights (%s)", watch.reason().c_str()), true};
   }
   if (own->context == nullptr) {
     fail(DF2_ENOMEM, watch, format("create a context of %u tokens for", params.n_ctx), path);
   }
   if (has_packed && !can_compute_packed(probe_graph(own->context.get()).graph)) {
-    throw PackedRefused();
+    throw PackedRefused{"its weights are used in a way the kernels do not know", false};
   }
   ggml_threadpool_params pool = ggml_threadpool_params_default(params.n_threads);
   own->threadpool.reset(ggml_threadpool_new(&pool));
@@ -186,6 +197,23 @@ OwnContext load(const std::string &path, const TargetOptions &options, bool can_
   return own;
 }
 
+// Loads without kernels what could not be used with them.
+OwnContext load_stock(const std::string &path, TargetOptions options, bool can_map, const PackedRefused &refused) {
+  log_line(DF2_LOG_WARN,
+           format("'%s' is opened with llama.cpp's own kernels: %s", path.c_str(), refused.reason.c_str()));
+  options.kernels = false;
+  try {
+    return load(path, options, can_map);
+  } catch (const std::exception &error) {
+    if (!refused.is_out_of_memory) {
+      throw;
+    }
+    throw Error(DF2_ENOMEM, format("out of memory: %s, and '%s' cannot be opened with kernels off (kernels = false) "
+                                   "either: %s",
+                                   refused.reason.c_str(), path.c_str(), error.what()));
+  }
+}
+
 }  // namespace
 
 OwnContext open_context(const std::string &path, const TargetOptions &options) {
@@ -198,13 +226,9 @@ OwnContext open_context(const std::string &path, const TargetOptions &options) {
   prepare_kernels(options.kernels);
   try {
     return load(path, options, can_map);
-  } catch (const PackedRefused &) {
-    log_line(DF2_LOG_WARN,
-             format("'%s' uses its weights in a way the kernels do not know; llama.cpp's own are used", path.c_str()));
+  } catch (const PackedRefused &refused) {
+    return load_stock(path, options, can_map, refused);
   }
-  TargetOptions without_kernels = options;
-  without_kernels.kernels = false;
-  return load(path, without_kernels, can_map);
 }
 
 }  // namespace df2

@@ -28,7 +28,8 @@ struct OwnContext {
 };
 
 // Checks the file, because llama.cpp aborts on some damaged ones, and loads it. A model that uses its weights in a way
-// the kernels do not know is loaded without them, with a line for the log.
+// the kernels do not know, or for whose packed weights there is no memory, is loaded without them, with a line for the
+// log.
 // Throws DF2_EINVAL, DF2_EIO, DF2_EFORMAT, DF2_ENOMEM, DF2_EUNSUPPORTED.
 OwnContext open_context(const std::string &path, const TargetOptions &options);
 

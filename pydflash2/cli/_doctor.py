@@ -169,7 +169,9 @@ def _self_test(*, verbose: bool) -> str:
             f"none of {n_drafted} drafted tokens was accepted, so drafting cannot help; "
             "please report this together with the lines above"
         )
+    packed = drafted.stats.target_packed_bytes
     return (
         f"{len(plain.tokens)} tokens, the same with and without drafting; "
-        f"{n_accepted} of {n_drafted} drafted tokens accepted"
+        f"{n_accepted} of {n_drafted} drafted tokens accepted; "
+        + (f"{packed >> 20} MiB of weights packed" if packed else "weights not packed")
     )

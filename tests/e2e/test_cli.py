@@ -178,6 +178,8 @@ def test_doctor(folder: Path, smollm_target: Path) -> None:
     assert re.search(r"^threads +ok +[1-9]\d*: [1-9]\d* cores?(, |; |$)", done.stdout, re.MULTILINE)
     assert done.stdout.endswith("Everything works.\n")
     assert "the same with and without drafting" in done.stdout
+    is_active = pydflash2.enable_kernels().state == "active"
+    assert ("MiB of weights packed" if is_active else "weights not packed") in done.stdout
 
 
 def test_doctor_says_what_is_wrong(folder: Path) -> None:

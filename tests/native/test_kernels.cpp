@@ -344,8 +344,8 @@ void test_failing_self_test() {
   const df2::Registration result = df2::register_kernels(table, broken.isa);
   CHECK(result.status.state == DF2_KERNELS_FAILED);
   CHECK(std::strstr(result.status.note, "q8_0") != nullptr);
-  CHECK(!is_registered());
-  CHECK(!is_taken(GGML_TYPE_Q4_0, 256, 1, GGML_OP_MUL_MAT) || !is_registered());
+  CHECK(is_registered());  // a list that other threads go through is not changed again
+  CHECK(!is_taken(GGML_TYPE_Q4_0, 256, 1, GGML_OP_MUL_MAT));
   CHECK(result.level == DF2_LOG_WARN && result.line.find("self-test") != std::string::npos);
 }
 

@@ -73,15 +73,15 @@ CASES = {
 }
 
 
-def decode(context: Any, n_vocab: int, pattern: list[int]) -> Logits:
-    """The logits of N_TOKENS tokens, decoded in batches of these widths, over and over."""
-    tokens = np.random.default_rng(1).integers(n_vocab // 4, n_vocab - 2, N_TOKENS)
+def decode(context: Any, n_vocab: int, pattern: list[int], n_tokens: int = N_TOKENS) -> Logits:
+    """The logits of n_tokens tokens, decoded in batches of these widths, over and over."""
+    tokens = np.random.default_rng(1).integers(n_vocab // 4, n_vocab - 2, n_tokens)
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
-    batch = llama_cpp.llama_batch_init(N_TOKENS, 0, 1)
+    batch = llama_cpp.llama_batch_init(n_tokens, 0, 1)
     rows: list[Logits] = []
-    while len(rows) < N_TOKENS:
+    while len(rows) < n_tokens:
         at = len(rows)
-        batch.n_tokens = min(pattern[at % len(pattern)], N_TOKENS - at)
+        batch.n_tokens = min(pattern[at % len(pattern)], n_tokens - at)
         for i in range(batch.n_tokens):
             batch.token[i] = int(tokens[at + i])
             batch.pos[i] = at + i
@@ -98,9 +98,8 @@ def decode(context: Any, n_vocab: int, pattern: list[int]) -> Logits:
 
 def opened(path: Path, n_threads: int, options: dict[str, Any]) -> llama_cpp.Llama:
     chosen = {"flash_attn": True, "n_threads": n_threads, "n_threads_batch": n_threads, **options}
-    return llama_cpp.Llama(
-        str(path), n_ctx=512, n_batch=N_TOKENS, n_gpu_layers=0, verbose=False, **chosen
-    )
+    chosen = {"n_ctx": 512, "n_batch": N_TOKENS, **chosen}
+    return llama_cpp.Llama(str(path), n_gpu_layers=0, verbose=False, **chosen)
 
 
 @pytest.fixture(autouse=True)
@@ -147,6 +146,22 @@ def test_bits_of_type(type_name: str, tmp_path: Path) -> None:
         assert types[f"blk.1.{matrix}.weight"] == type_name
     assert types["output.weight"] == type_name
     check_bits(path, {}, MORE_WIDTHS)
+
+
+@pytest.mark.parametrize("head_size", [120, 100, 34, 20, 8])
+def test_head_sizes(head_size: int, tiny_target: Path, tmp_path: Path) -> None:
+    """Sizes that are no multiple of what a kernel computes at once, over several spans of keys."""
+    path = tmp_path / "target.gguf"
+    write_tiny_target(path, "gptneox", tokenizer_from=tiny_target, head_size=head_size)
+    n_tokens = 700
+    expected: Logits | None = None
+    for n_threads, widths in ((1, (1, 64)), (2, (1, 8))):
+        llama = opened(path, n_threads, {"n_ctx": 1024, "n_batch": n_tokens})
+        for width in widths:
+            logits = decode(llama.ctx, llama.n_vocab(), [width], n_tokens)
+            expected = logits if expected is None else expected
+            assert np.array_equal(logits, expected), (n_threads, width)
+        llama.close()
 
 
 def test_the_comparison_can_fail(tiny_target: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ Each is of another make than a Llama, and all have the hidden size of the fixtur
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, quants
@@ -39,10 +39,15 @@ class _Shape:
     seed: int = 1  # chosen so that greedy texts vary and no two best logits are nearly equal
 
 
-def write_tiny_target(path: Path, architecture: str, *, tokenizer_from: Path) -> Path:
+def write_tiny_target(
+    path: Path, architecture: str, *, tokenizer_from: Path, head_size: int | None = None
+) -> Path:
     """Write a target with another target's tokenizer, so that a drafter for that one fits this one
-    too. The same arguments give the same bytes. Returns `path`."""
+    too. The same arguments give the same bytes. head_size: another one than the architecture's,
+    and a hidden size that follows from it. Returns `path`."""
     shape = _SHAPES[architecture]
+    if head_size is not None:
+        shape = replace(shape, head_dim=head_size, n_embd=shape.n_head * head_size)
     source = GGUFReader(tokenizer_from)
     writer = GGUFWriter(path, architecture)
     write_keys(writer, architecture, _keys(shape))
@@ -75,7 +80,7 @@ def _keys(shape: _Shape) -> dict[str, Key]:
         "attention.key_length": shape.head_dim,
         "attention.value_length": shape.head_dim,
         "attention.layer_norm_rms_epsilon": 1e-6,
-        "rope.dimension_count": shape.head_dim,
+        "rope.dimension_count": shape.head_dim // 2 * 2,
         "rope.freq_base": 10000.0,
     }
     return keys | dict(shape.keys)

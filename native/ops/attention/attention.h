@@ -40,12 +40,12 @@ typedef enum df2_attention_type {
 /* Keys or values of one head: vectors of `size` elements, stride_bytes apart. */
 typedef struct df2_attention_cache {
   df2_attention_type type;
-  int32_t size; /* a multiple of 16, of 32 for q8_0; at most DF2_ATTENTION_MAX_SIZE */
+  int32_t size; /* 1 to DF2_ATTENTION_MAX_SIZE; of q8_0, whole blocks */
   const void *data;
   size_t stride_bytes;
 } df2_attention_cache;
 
-#define DF2_ATTENTION_MAX_SIZE 1024
+#define DF2_ATTENTION_MAX_SIZE 65536
 
 /* One query row. */
 typedef struct df2_attention_row {
@@ -60,9 +60,9 @@ typedef struct df2_attention_params {
 } df2_attention_params;
 
 /* Floats of a partial result: m and 15 of padding; l as 16 sums, of keys 0, 16, ..., of keys 1, 17, ... and so on,
- * which only the end adds up; o. */
+ * which only the end adds up; o, padded to a multiple of 16. */
 static inline size_t df2_attention_partial_floats(int32_t value_size) {
-  return 32 + (size_t)value_size;
+  return 32 + ((size_t)value_size + 15) / 16 * 16;
 }
 #define DF2_ATTENTION_M 0
 #define DF2_ATTENTION_L 16

@@ -9,8 +9,8 @@
 #include "ops/attention/tile.inc"
 
 size_t df2_attention_workspace_bytes(int32_t n_rows, int32_t key_size, int32_t value_size) {
-  const int32_t larger = key_size > value_size ? key_size : value_size;
-  const size_t floats = (size_t)TILE * (size_t)larger + (size_t)n_rows * (size_t)(SPAN + key_size);
+  const size_t row_floats = (size_t)(SPAN + round_up(key_size, DF2_PARTS));
+  const size_t floats = (size_t)widened_floats(key_size, value_size) + (size_t)n_rows * row_floats;
   return (floats * sizeof(float) + 63) / 64 * 64;
 }
 

@@ -125,13 +125,17 @@ static void fill_vectors(test_random *random, const df2_attention_cache *cache, 
   }
 }
 
-/* The second of two heads, whose vectors lie side by side. */
+/* The second of two heads, whose vectors lie side by side. Those of the first are NaNs, which show wherever they are
+ * read, if only to be multiplied with zeros. */
 static test_buffer make_cache(df2_attention_cache *made, test_random *random, df2_attention_type type, int32_t size,
                               int64_t n_keys, float magnitude) {
   const size_t n_bytes = vector_bytes(type, size);
   test_buffer memory = test_buffer_new((size_t)n_keys * 2 * n_bytes, type == DF2_ATTENTION_F32 ? 4 : 2);
   *made = (df2_attention_cache){type, size, memory.data + n_bytes, 2 * n_bytes};
   fill_vectors(random, made, memory.data, 2 * n_keys, magnitude);
+  for (int64_t key = 0; key < n_keys; ++key) {
+    memset(memory.data + (size_t)key * 2 * n_bytes, 0xff, n_bytes);
+  }
   return memory;
 }
 

@@ -10,6 +10,7 @@
 
 #include "attention_data.h"
 #include "harness.h"
+#include "isas.h"
 #include "ops/attention/attention.h"
 #include "ops/common/cpu.h"
 #include "watch.h"
@@ -65,6 +66,11 @@ static void watched(void (*body)(void *), call *c, const char *name) {
 
 static size_t partial_floats(const results *r) {
   return df2_attention_partial_floats(r->value_size);
+}
+
+/* Without padding, which holds anything. */
+static int64_t used_floats(const results *r) {
+  return DF2_ATTENTION_O + r->value_size;
 }
 
 static float *partial_at(const results *r, int64_t span, int32_t row) {
@@ -154,7 +160,7 @@ static int64_t first_unequal(const float *a, const float *b, int64_t n) {
 static void compare_row(const results *found, const results *expected, int32_t row) {
   for (int64_t span = 0; span < found->n_spans; ++span) {
     const float *a = partial_at(found, span, row), *b = partial_at(expected, span, row);
-    const int64_t at = first_unequal(a, b, (int64_t)partial_floats(found));
+    const int64_t at = first_unequal(a, b, used_floats(found));
     test_check(at < 0, "row %d, partial result of span %d, float %d: %a, not %a", (int)row, (int)span, (int)at,
                at < 0 ? 0.0 : (double)a[at], at < 0 ? 0.0 : (double)b[at]);
   }
@@ -170,46 +176,21 @@ static const df2_attention_kernel *reference(void) {
   return df2_attention_find(0);
 }
 
-static bool wanted(const test_options *options, const df2_attention_kernel *kernel, uint32_t features) {
-  const bool is_named = options->isa == NULL || strcmp(options->isa, kernel->isa) == 0;
-  return is_named && (features & ~df2_cpu_features()) == 0;
+static const char *isa_at(int32_t index, uint32_t *features) {
+  const df2_attention_kernel *kernel = df2_attention_kernel_at(index, features);
+  return kernel != NULL ? kernel->isa : NULL;
 }
 
 /* The next kernel to test; *index starts at 0. */
 static const df2_attention_kernel *next_kernel(const test_options *options, int32_t *index) {
   uint32_t features;
-  const df2_attention_kernel *kernel;
-  while ((kernel = df2_attention_kernel_at((*index)++, &features)) != NULL) {
-    if (wanted(options, kernel, features)) {
-      return kernel;
-    }
-  }
-  return NULL;
+  const int32_t found = test_isa_next(options, isa_at, *index);
+  *index = found + 1;
+  return found >= 0 ? df2_attention_kernel_at(found, &features) : NULL;
 }
 
 static bool is_reference(const df2_attention_kernel *kernel) {
   return kernel == reference();
-}
-
-/* Prints what will run; whether anything will. */
-static bool print_isas(const test_options *options) {
-  uint32_t features;
-  const df2_attention_kernel *kernel;
-  bool any = false;
-  printf("instruction sets tested:");
-  for (int32_t i = 0; (kernel = next_kernel(options, &i)) != NULL; any = true) {
-    printf(" %s", kernel->isa);
-  }
-  printf("\n");
-  for (int32_t i = 0; options->isa == NULL && (kernel = df2_attention_kernel_at(i, &features)) != NULL; ++i) {
-    if (!wanted(options, kernel, features)) {
-      printf("not on this CPU: %s\n", kernel->isa);
-    }
-  }
-  if (!any) {
-    fprintf(stderr, "FAILED: no kernel of instruction set \"%s\" can run here\n", options->isa);
-  }
-  return any;
 }
 
 static void name_case(const attention_problem *p, const char *what) {
@@ -249,7 +230,7 @@ static bool sees_nothing(const attention_problem *p, int32_t row) {
 /* Error of a row, relative to its length; the length of values that differ cancels in sums, so with many keys a float32
  * result has fewer right digits than its summands. */
 static void check_error(const attention_problem *p, const results *found, int32_t row, double allowed) {
-  double exact[DF2_ATTENTION_MAX_SIZE];
+  static double exact[DF2_ATTENTION_MAX_SIZE];
   df2_attention_ref_f64(exact, &p->params, &p->rows[row], &p->keys, &p->values, p->shape.n_keys, p->sinks[row]);
   const float *out = output_at(found, row);
   if (sees_nothing(p, row)) {
@@ -321,13 +302,14 @@ static bool has_size(df2_attention_type type, int32_t size) {
 
 /* All pairs of types with all sizes; the other properties take turns. */
 static void check_random_problems(const test_options *options) {
-  static const int32_t sizes[][2] = {{16, 16},   {64, 64},   {80, 80},   {96, 96},   {128, 128},
-                                     {192, 192}, {256, 256}, {576, 512}, {192, 128}, {64, 96}};
+  static const int32_t sizes[][2] = {{16, 16},   {64, 64},   {100, 20},  {96, 96},   {33, 7},    {128, 128},
+                                     {192, 192}, {256, 256}, {576, 512}, {192, 128}, {64, 96},   {80, 80},
+                                     {120, 120}, {20, 100},  {8, 8},     {1, 9},     {135, 265}, {32, 72}};
   static const int32_t rows[] = {1, 2, 3, 5, 6, 7, 12, 64, 24};
   static const int64_t keys[] = {1, 63, 64, 65, 255, 256, 257, 700};
-  const int n_sizes = options->quick ? 4 : 10, n_row_counts = options->quick ? 8 : 9,
+  const int n_sizes = options->quick ? 5 : 18, n_row_counts = options->quick ? 8 : 9,
             n_key_counts = options->quick ? 7 : 8;
-  const int n_rounds = options->quick ? 1 : 3;
+  const int n_rounds = options->quick ? 1 : 2;
   for (int i = 0; i < n_rounds * n_sizes * 16; ++i) {
     const int32_t *size = sizes[i / 16 % n_sizes];
     attention_shape shape = {(df2_attention_type)(i / 4 % 4),
@@ -560,6 +542,17 @@ static void check_exponential(const test_options *options) {
   attention_problem_free(&p);
 }
 
+/* Vectors of more elements than any model has. */
+static void check_large_sizes(const test_options *options) {
+  const attention_shape shape = {
+      DF2_ATTENTION_F16, DF2_ATTENTION_F32, 2050, 1030, 7, 65, ATTENTION_MASK_CAUSAL, 0.0f, false};
+  test_random random = test_random_for(options->seed, "large", 0);
+  attention_problem p;
+  attention_problem_new(&p, &shape, &random);
+  check_problem(options, &p);
+  attention_problem_free(&p);
+}
+
 static void check_special_problems(const test_options *options) {
   static const int64_t needles[] = {0, 320, 63, 64, 255, 256, 1, 62, 65, 127, 128, 254, 257, 319};
   const int n_needles = options->quick ? 6 : 14;
@@ -574,6 +567,7 @@ static void check_special_problems(const test_options *options) {
     check_padding(options, (df2_attention_type)type, 130, 512);
     check_padding(options, (df2_attention_type)type, 256, 300);
   }
+  check_large_sizes(options);
   check_zero_signs(options, DF2_ATTENTION_F32); /* not f16, which has no values as small as that needs */
   check_zero_signs(options, DF2_ATTENTION_BF16);
   check_skipped_tiles(options);
@@ -589,7 +583,7 @@ int main(int argc, char **argv) {
     printf("attention %s\n", df2_attention_find(df2_cpu_features())->isa);
     return 0;
   }
-  if (!print_isas(&options)) {
+  if (!test_isas_print(&options, isa_at)) {
     return 1;
   }
   check_random_problems(&options);

@@ -11,6 +11,7 @@
 #include "cpu_backend/kernel_table.h"
 #include "cpu_backend/packed_buffer.h"
 #include "cpu_backend/rule.h"
+#include "cpu_backend/stock.h"
 #include "ggml_nodes.h"
 
 namespace {
@@ -173,6 +174,7 @@ int main() {
   auto &types = ggml_backend_cpu_get_extra_buffer_types();
   types.insert(types.begin(), df2::packed_buffer_type());
   df2::use_kernels(df2::choose_kernels(0, true));
+  df2::trust_kernels();
   test_what_is_claimed();
   test_toy();
   test_claims();
