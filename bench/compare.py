@@ -104,6 +104,7 @@ def bench(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments, kinds)
     experiment, questions = _set_up(settings, arguments, tools)
     folder = result_folder(arguments.out)
+    os.environ["DF2_PROFILES"] = str(folder / "profiles")  # runs learn from each other alone
     environment.warn_if_busy()
     try:
         _ask_references(experiment, questions)
@@ -260,6 +261,7 @@ def _systems(kinds: list[str], n_drafts: list[int]) -> list[System]:
     if OURS in kinds:
         # Not drafting at all shows what the library's own kernels do for the target alone.
         systems += [System(OURS, n) for n in (0, *n_drafts, -1)]
+        systems.append(System(OURS, -1, knows_pair=False))
     return systems
 
 

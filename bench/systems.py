@@ -42,17 +42,22 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One row of the table. ``n_draft``: drafted tokens per cycle, -1 for automatic, 0 for none."""
+    """One row of the table. ``n_draft``: drafted tokens per cycle, -1 for automatic, 0 for none.
+
+    ``knows_pair``: whether what earlier runs have learnt about the pair may be used.
+    """
 
     kind: str
     n_draft: int
+    knows_pair: bool = True
 
     @property
     def name(self) -> str:
         """How the results call it."""
         if self.kind == PLAIN:
             return self.kind
-        return f"{self.kind} {'auto' if self.n_draft < 0 else f'n={self.n_draft}'}"
+        first = "" if self.knows_pair else ", first text"
+        return f"{self.kind} {'auto' if self.n_draft < 0 else f'n={self.n_draft}'}{first}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,7 @@ def run(system: System, prompt: Rendered, settings: Settings, upstream: Upstream
         n_threads=settings.n_threads,
         n_ctx=settings.n_ctx,
         n_draft=system.n_draft,
+        knows_pair=system.knows_pair,
     )
     return Run(
         tokens=reply["tokens"],

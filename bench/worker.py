@@ -218,7 +218,12 @@ def pydflash2(request: dict[str, Any]) -> dict[str, Any]:
     target = Target(request["target"], n_ctx=request["n_ctx"], n_threads=request["n_threads"])
     # Not drafting means having no drafter: the library then reads no hidden states either.
     drafter = Drafter(request["drafter"]) if n_draft != 0 else None
-    session = Session(target, drafter, n_draft="auto" if n_draft < 0 else n_draft)
+    session = Session(
+        target,
+        drafter,
+        n_draft="auto" if n_draft < 0 else n_draft,
+        profiles=request["knows_pair"],
+    )
     reply = _decode_timed(session, request["prompt_tokens"], request["n_predict"])
     session.close()
     target.close()

@@ -142,6 +142,7 @@ typedef struct df2_session_options {
   int32_t cache_type;
   int32_t ignore_end;
   int32_t n_threads_draft;
+  const char *profiles;
 } df2_session_options;
 
 int32_t df2_session_options_init(df2_session_options *options, size_t size);
@@ -167,6 +168,8 @@ typedef struct df2_step_result {
 int32_t df2_session_step(df2_session *session, int32_t *tokens, int32_t capacity, df2_step_result *result);
 
 int32_t df2_session_rewind(df2_session *session, int32_t n_tokens);
+
+void df2_session_save_profile(df2_session *session);
 
 int32_t df2_session_n_tokens(const df2_session *session);
 

@@ -288,6 +288,7 @@ class Llama(Uncopyable):
             session.set_sampler(self._sampler(prompt, options))
             self._prefill(session, prompt, options)
             yield from generate_chunks(session, options)
+            session.save_profile()
         except BackendError:
             # Poisoned or not, an empty session is the safe state: the next call makes one.
             session.close()
@@ -363,7 +364,8 @@ def load(
     version     require a drafter of DFlash 1 or 2
     kernels     False: compute with llama.cpp's own kernels only
     verbose     let llama.cpp log to stderr; this setting is the process's
-    options     how to draft: n_draft, window, cache_type, n_threads_draft; see SessionOptions
+    options     how to draft: n_draft, window, cache_type, n_threads_draft, profiles; see
+                SessionOptions
 
     Raises ModelFileError, ModelFormatError (MismatchError: the two do not belong together),
     OutOfMemoryError, InvalidArgumentError; BackendError if the native library is not usable.

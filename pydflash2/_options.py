@@ -4,6 +4,7 @@ them, checked in one place."""
 from __future__ import annotations
 
 import math
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,12 +34,17 @@ class SessionOptions(TypedDict, total=False):
                      default): 2048
     cache_type       of the drafter's K/V cache: "f16" (the default) or "f32"
     n_threads_draft  threads that draft, at most the target's; None (the default): as many
+    profiles         a folder for what n_draft="auto" learns about a pair on this machine, so that
+                     later processes begin with it; True (the default): ~/.cache/pydflash2/profiles
+                     or where the environment variable DF2_PROFILES says, "off" for nowhere; False:
+                     nowhere. A folder that cannot be written is as if there were none
     """
 
     n_draft: DraftLength
     window: int | None
     cache_type: CacheType
     n_threads_draft: int | None
+    profiles: str | os.PathLike[str] | bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,7 @@ class SessionSettings:
     window: int | None = None
     cache_type: CacheType = "f16"
     n_threads_draft: int | None = None
+    profiles: str | os.PathLike[str] | bool = True
 
     def __post_init__(self) -> None:
         if self.window is not None:
@@ -60,6 +67,10 @@ class SessionSettings:
             )
         if self.n_threads_draft is not None:
             require_int("n_threads_draft", self.n_threads_draft, 1, None)
+        if not isinstance(self.profiles, (str, os.PathLike, bool)) or self.profiles == "":
+            raise InvalidArgumentError(
+                f"profiles must be a folder, True or False, not {self.profiles!r}"
+            )
 
 
 class GenerateOptions(TypedDict, total=False):

@@ -26,6 +26,7 @@ from pydflash2._ffi import Uncopyable, address, check, ffi, library
 from pydflash2._kernels import kernels_option
 from pydflash2._llama_cpp import Sampler, Vocab, context_length, quiet_log_by_default
 from pydflash2._options import DraftLength, SessionOptions, SessionSettings, require_int
+from pydflash2._profiles import profiles_folder
 from pydflash2.errors import InvalidArgumentError
 
 MAX_STEP_TOKENS = 65
@@ -295,7 +296,7 @@ class Session(_Handle):
 
     drafter     None decodes token by token and reads no hidden states: plain decoding
     ignore_end  go on after an end-of-generation token
-    options     n_draft, window, cache_type, n_threads_draft: see SessionOptions
+    options     n_draft, window, cache_type, n_threads_draft, profiles: see SessionOptions
 
     Raises MismatchError, UnsupportedError, InvalidArgumentError (also: the target has a session
     already), OutOfMemoryError. The target may then be used on.
@@ -317,6 +318,9 @@ class Session(_Handle):
         raw.cache_type = _CACHE_TYPES[settings.cache_type]
         raw.ignore_end = ignore_end
         raw.n_threads_draft = settings.n_threads_draft or 0
+        folder = profiles_folder(settings.profiles)
+        profiles = ffi.new("char[]", _encode_path(folder)) if folder is not None else ffi.NULL
+        raw.profiles = profiles
         out = ffi.new("df2_session **")
         pointer = drafter._pointer if drafter is not None else ffi.NULL
         with native_call():
@@ -454,6 +458,12 @@ class Session(_Handle):
             logits=_copy(raw.logits, (n, raw.n_vocab), np.float32),
         )
 
+    def save_profile(self) -> None:
+        """Keeps what n_draft="auto" has learnt, for sessions to come; close() does so too. For
+        programs that may end without it. Never fails."""
+        with self._exclusive():
+            library().df2_session_save_profile(self._pointer)
+
     def stats(self) -> Stats:
         """Counters and times since the session began or the last reset_stats()."""
         raw = _sized("df2_stats")
@@ -504,7 +514,7 @@ def _sized(struct: str) -> Any:
     return raw
 
 
-def _encode_path(path: str | os.PathLike[str]) -> bytes:
+def _encode_path(path: str | bytes | os.PathLike[str]) -> bytes:
     encoded = os.fsencode(path)
     if b"\0" in encoded:
         raise InvalidArgumentError("a path cannot hold a NUL character")

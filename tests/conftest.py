@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from pydflash2 import _bundle
 # interrupts send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test learns from another, or from the user's own runs.
+os.environ["DF2_PROFILES"] = "off"
 
 ROOT = Path(__file__).resolve().parent.parent
 # Last, and after the import of the package: for bench and tests.tools alone.

@@ -42,8 +42,9 @@ int32_t df2_session_create(df2_session **out, df2_target *target, const df2_draf
     *out = nullptr;
     require(target != nullptr, "target is NULL");
     const df2_session_options given = df2::read_options(options, df2_session_options DF2_SESSION_OPTIONS_INIT);
-    const df2::SessionOptions chosen = {given.n_draft, given.window, to_ggml(given.cache_type), given.ignore_end != 0,
-                                        given.n_threads_draft};
+    const df2::SessionOptions chosen = {
+        given.n_draft,         given.window,          to_ggml(given.cache_type),
+        given.ignore_end != 0, given.n_threads_draft, given.profiles != nullptr ? given.profiles : ""};
     auto handle = std::make_unique<df2_session>();
     handle->session =
         std::make_unique<df2::Session>(*target->target, drafter != nullptr ? drafter->drafter : nullptr, chosen);
@@ -93,6 +94,12 @@ int32_t df2_session_rewind(df2_session *session, int32_t n_tokens) {
     require(session != nullptr, "session is NULL");
     session->session->rewind(n_tokens);
   });
+}
+
+void df2_session_save_profile(df2_session *session) {
+  if (session != nullptr) {
+    session->session->save_profile();
+  }
 }
 
 int32_t df2_session_n_tokens(const df2_session *session) {

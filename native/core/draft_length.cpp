@@ -1,187 +1,222 @@
 #include "core/draft_length.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
-#include <numeric>
 
 namespace df2 {
 
 namespace {
 
-// The length of the first drafts: long enough to learn a slope from.
+// The length of the first drafts.
 constexpr int32_t kFirstLength = 3;
-// Drafts to look at before drafting may be given up, and how much better than it looks drafting may be after one draft;
-// after n it is an n-th of that.
-constexpr int64_t kFirstDrafts = 2;
-constexpr double kDoubt = 1.0;
-// Verifying a token more costs a fifth of a plain cycle, give or take.
-constexpr double kUnpricedChance = 0.2;
-// Plain cycles anchor the comparison, which drifts as the context grows.
-constexpr int64_t kPlainInterval = 64;
-// Every so often one token more is verified than seems worth it: a cost that was measured on a bad moment would
-// otherwise never be measured again.
-constexpr int64_t kLongerInterval = 16;
+// How much better than it looks drafting may be after one draft; after n it is an n-th of that.
+constexpr double kDoubt = 0.5;
+// A token of which the drafter says q is right q^1.7 of the time, by this much evidence, until more is known: drafters
+// are surer of themselves than they should be, and those that were measured were by this much.
+constexpr double kSureness = 1.7;
+constexpr double kPriorTokens = 4.0;
+// Tokens after which what is known of a chance fades, per token.
+constexpr double kMostTokens = 150.0;
+// How much evidence it takes to find that this text is not like those before: accepted tokens that were to be expected.
+constexpr double kPriorLuck = 6.0;
+constexpr double kLuckDecay = 0.95;
+// Drafts that drafting is judged by, how they fade per cycle, and what experience counts beside them, in drafts.
+constexpr size_t kMostRecent = 16;
+constexpr double kFading = 0.98;
+constexpr double kExperience = 6.0;
+constexpr double kMostDrafts = 64.0;
+// What experience an earlier session's measurements are, in samples: some, until there are new ones.
+constexpr double kOldSamples = 2.0;
+// Drafting goes on as long as it does not look slower than this: less is within what may be lost, and giving up a
+// drafter that pays costs more. Timing leaves out what a cycle costs besides its models, of which drafting saves some.
+constexpr double kLeastRate = 0.97;
+// Of a text, drafting may lose this share and a stake, in plain cycles. The stake is small for a pair nobody knows,
+// large once drafting has gained something, and halves with each text in which it was lost.
+constexpr double kShare = 0.02;
+constexpr double kFirstStake = 0.5;
+constexpr double kStake = 4.0;
+constexpr double kGained = 1.0;
+// Plain cycles anchor the comparison: two at first, because one may be disturbed. It drifts as the context grows: more
+// after so many cycles, then rarer.
+constexpr int64_t kFirstPlain = 2;
+constexpr int64_t kFirstPlainInterval = 32;
+constexpr int64_t kMostPlainInterval = 128;
 // While not drafting, probes may cost this share of the time, and come at least this rarely or often.
 constexpr double kProbeBudget = 0.012;
 constexpr int64_t kMinProbeInterval = 8;
 constexpr int64_t kMaxProbeInterval = 256;
 // Probes that keep losing come up to this many times rarer.
 constexpr int64_t kMaxPatience = 4;
-// The sums over drafting cycles halve in about 14 of them, what is known of a bin in about 34 tokens.
-constexpr double kRateDecay = 0.95;
-constexpr double kBinDecay = 0.98;
-// What is known of bins that nothing falls into fades, per draft.
-constexpr double kForgetting = 0.995;
-// How much of a cycle's yield is counted as it came out; the rest as it was expected.
-constexpr double kOutcomeShare = 0.7;
-// A bin begins as if it had seen this many tokens, of which the square of their q was right: drafters are surer of
-// themselves than they should be.
-constexpr double kPriorWeight = 3.0;
-// Costs follow slow changes and shrug off a single disturbed cycle: a sample weighs by the cycles since the last one,
-// and cannot be far above what is known. The first few only count where they are low.
-constexpr double kCostWeight = 0.1;
-constexpr double kMaxCostWeight = 0.5;
-constexpr double kOutlier = 1.5;
-constexpr int32_t kTrusted = 3;
-// Drafting must promise a real gain before it replaces plain decoding.
-constexpr double kMargin = 1.02;
-// How fast a draft shrinks towards what is verified of it, per cycle.
-constexpr double kLengthDecay = 0.15;
+// What having a token to verify is worth is an average over about ten drafts; another length must be better by this
+// much, because the drafter's graphs are built for each.
+constexpr double kGainWeight = 0.1;
+constexpr double kLengthMargin = 0.01;
 
-}  // namespace
-
-void DraftLength::Cost::add(double sample, int64_t cycle) {
-  const int64_t age = cycle - last_cycle;
-  last_cycle = cycle;
-  ++n_seen;
-  if (n_seen <= kTrusted) {
-    value = n_seen == 1 ? sample : std::min(value, sample);
-    return;
-  }
-  const double weight = std::min(kMaxCostWeight, kCostWeight * static_cast<double>(age));
-  value += weight * (std::min(sample, kOutlier * value) - value);
-}
-
-DraftLength::DraftLength(int32_t max)
-    : max_(max),
-      draft_(static_cast<size_t>(max) + 1),
-      verify_(static_cast<size_t>(max) + 1),
-      n_cut_to_(static_cast<size_t>(max) + 1, 0.0),
-      used_length_(std::min(kFirstLength, max)) {}
-
-size_t DraftLength::bin_of(float q) {
+size_t bin_of(float q) {
   // narrower towards 1, where most accepted tokens are
   constexpr float kEdges[] = {0.2f, 0.35f, 0.5f, 0.65f, 0.8f, 0.9f, 0.97f};
   return static_cast<size_t>(std::upper_bound(std::begin(kEdges), std::end(kEdges), q) - std::begin(kEdges));
 }
 
+double assumed_chance(float q) {
+  return std::pow(static_cast<double>(q), kSureness);
+}
+
+}  // namespace
+
+DraftLength::DraftLength(int32_t max, const DraftProfile &known)
+    : max_(max),
+      known_(known.max() == max ? known : DraftProfile(max)),
+      costs_(&known_),
+      length_(std::min(kFirstLength, max)),
+      last_draft_(-static_cast<int64_t>(known_.n_rested)),
+      plain_interval_(kFirstPlainInterval) {
+  for (std::vector<LearntCost> *costs : {&known_.draft, &known_.verify}) {
+    for (LearntCost &cost : *costs) {
+      cost.weight = std::min(cost.weight, kOldSamples);
+    }
+  }
+  length_ = best_length();
+}
+
+void DraftLength::begin_text() {
+  end_text(&known_);
+  recent_.clear();
+  n_expected_ = 0.0;
+  n_accepted_ = 0.0;
+  lost_ = 0.0;
+  n_tokens_ = 0.0;
+  n_verified_ = -1;
+}
+
+// What the text teaches that is only counted as a whole.
+void DraftLength::end_text(DraftProfile *profile) const {
+  for (const Drafted &drafted : recent_) {
+    remember(drafted, profile);
+  }
+  if (!may_lose()) {
+    profile->stake = std::max(kFirstStake, profile->stake / 2.0);
+  }
+}
+
 // That a token is right if all before it were.
 double DraftLength::chance(float q) const {
-  const Bin &bin = bins_[bin_of(q)];
-  const double prior = static_cast<double>(q) * static_cast<double>(q);
-  return (kPriorWeight * prior + bin.n_right) / (kPriorWeight + bin.n_reached);
+  const LearntChance &known = known_.chances[bin_of(q)];
+  const double of_all = (kPriorTokens + known_.n_right) / (kPriorTokens + known_.n_assumed);
+  const double prior = std::min(1.0, of_all * assumed_chance(q));
+  return (kPriorTokens * prior + known.n_right) / (kPriorTokens + known.n_reached);
 }
 
-// Measured, or on the line through the nearest measured lengths: a verify costs a fixed part plus a part per token. The
-// fixed part is plain decoding's, which grows with the context.
-double DraftLength::verify_cost(int32_t n_verified) const {
-  const auto at = [&](int32_t n) {
-    const Cost &cost = verify_[static_cast<size_t>(n)];
-    return cost.plain > 0.0 ? std::max(verify_[0].value, cost.value + verify_[0].value - cost.plain) : cost.value;
-  };
-  if (at(n_verified) > 0.0) {
-    return at(n_verified);
-  }
-  int32_t below = -1;
-  int32_t above = -1;
-  for (int32_t n = 0; n <= max_; ++n) {
-    if (at(n) > 0.0 && n < n_verified) {
-      below = n;
-    }
-    if (at(n) > 0.0 && n > n_verified && above < 0) {
-      above = n;
-    }
-  }
-  if (below > 0 && above < 0) {
-    // beyond the longest measured length: the slope from plain decoding on
-    return at(0) > 0.0 ? at(below) + std::max(0.0, at(below) - at(0)) / below * (n_verified - below) : 0.0;
-  }
-  if (below < 0 || above < 0) {
-    return 0.0;
-  }
-  return at(below) + (at(above) - at(below)) * (n_verified - below) / (above - below);
-}
-
-// Of the length that was drafted most: most of a draft does not depend on its length.
-double DraftLength::draft_cost() const {
-  const auto most =
-      std::max_element(draft_.begin(), draft_.end(), [](const Cost &a, const Cost &b) { return a.n_seen < b.n_seen; });
-  return most->value;
-}
-
-// Tokens per microsecond without drafting; 0 while unknown, as below.
-double DraftLength::plain_rate() const {
-  return verify_cost(0) > 0.0 ? 1.0 / verify_cost(0) : 0.0;
-}
-
-double DraftLength::n_drafting() const {
-  return std::accumulate(n_cut_to_.begin(), n_cut_to_.end(), 0.0);
-}
-
-// With what things cost by now: the first samples are the worst.
-double DraftLength::drafting_us() const {
-  double cost = n_drafting() * draft_cost();
-  for (int32_t n = 0; n <= max_; ++n) {
-    cost += n_cut_to_[static_cast<size_t>(n)] * verify_cost(n);
-  }
-  return cost;
-}
-
-double DraftLength::draft_rate() const {
-  return n_drafts_ > 0 ? tokens_ / drafting_us() : 0.0;
-}
-
-double DraftLength::expected_tokens(const float *q, int32_t n_verified) const {
-  double tokens = 1.0;
+double DraftLength::expected_accepted(const float *q, int32_t n_verified) const {
+  double n_accepted = 0.0;
   double all_right = 1.0;
   for (int32_t i = 0; i < n_verified; ++i) {
     all_right *= chance(q[i]);
-    tokens += all_right;
+    n_accepted += all_right;
   }
-  return tokens;
+  return n_accepted;
+}
+
+double DraftLength::expected_tokens(const float *q, int32_t n_verified) const {
+  return 1.0 + luck() * expected_accepted(q, n_verified);
+}
+
+// Accepted tokens in this text, lately, over those that were to be expected.
+double DraftLength::luck() const {
+  return (kPriorLuck + n_accepted_) / (kPriorLuck + n_expected_);
+}
+
+double DraftLength::change_to(int32_t n_verified) const {
+  return n_verified != n_verified_ ? costs_.change() : 0.0;
+}
+
+double DraftLength::cost_of(const Drafted &drafted) const {
+  return costs_.draft(static_cast<int32_t>(drafted.q.size())) + costs_.verify(drafted.n_verified) + drafted.change;
+}
+
+// What earlier texts count, in drafts.
+double DraftLength::experience() const {
+  return std::min(kExperience, known_.n_drafts / 2.0);
+}
+
+DraftLength::Yield DraftLength::recent_yield() const {
+  Yield yield;
+  yield.n = experience();
+  yield.tokens = yield.n * known_.tokens;
+  yield.cost = yield.n * known_.cost;
+  for (const Drafted &drafted : recent_) {
+    const double weight = std::pow(kFading, static_cast<double>(cycle_ - drafted.cycle));
+    yield.n += weight;
+    yield.tokens += weight * expected_tokens(drafted.q.data(), drafted.n_verified);
+    yield.cost += weight * cost_of(drafted);
+  }
+  return yield;
+}
+
+// Tokens per plain cycle's time when drafting; 0 while unknown.
+double DraftLength::rate() const {
+  const Yield yield = recent_yield();
+  return yield.cost > 0.0 ? yield.tokens / yield.cost : 0.0;
+}
+
+// What a plain cycle's time is worth, in tokens.
+double DraftLength::value_of_time() const {
+  return std::max(1.0, rate());
 }
 
 // Drafting gets the benefit of the doubt while little has been seen of it.
 bool DraftLength::pays() const {
-  return draft_rate() * (1.0 + kDoubt / static_cast<double>(n_drafts_)) > kMargin * plain_rate();
+  const double n_seen = known_.n_drafts + static_cast<double>(recent_.size());
+  return rate() * (1.0 + kDoubt / n_seen) > kLeastRate;
 }
 
-// Cycles between probes while not drafting: what a probe loses, in plain cycles, over the budget.
+bool DraftLength::may_lose() const {
+  return lost_ < std::max(kFirstStake, known_.stake) + kShare * n_tokens_;
+}
+
+// Cycles between probes while not drafting: what a probe loses, in plain cycles, over the budget. One that would have
+// paid is followed by another.
 int64_t DraftLength::probe_interval() const {
-  const double loss = std::max(0.0, (drafting_us() * plain_rate() - tokens_) / n_drafting());
-  const auto interval = static_cast<int64_t>(loss / kProbeBudget);
-  return std::clamp(interval * patience_, kMinProbeInterval, kMaxProbeInterval);
-}
-
-// One more than was worth verifying lately.
-int32_t DraftLength::adapted_length() const {
-  return std::clamp(static_cast<int32_t>(used_length_ + 1.0), 1, max_);
+  if (last_rate_ > 1.0) {
+    return 1;
+  }
+  const Yield yield = recent_yield();
+  const double loss = std::max(0.0, (yield.cost - yield.tokens) / yield.n) + costs_.change();
+  return std::clamp(static_cast<int64_t>(loss / kProbeBudget) * patience_, kMinProbeInterval, kMaxProbeInterval);
 }
 
 // The one place where phases change. It looks at what was measured and at how long ago, never at the phase before: a
 // cycle that failed, or that the caller's limits kept from drafting, is simply tried again.
 DraftLength::Phase DraftLength::next_phase() const {
-  const Cost &plain = verify_[0];
-  if (plain.n_seen < kTrusted && n_drafts_ > plain.n_seen * plain.n_seen) {
-    return Phase::kComparing;
+  if (recent_.empty() && known_.n_drafts == 0.0) {
+    return n_plain_ < kFirstPlain ? Phase::kComparing : Phase::kTrying;
   }
-  if (n_drafts_ < kFirstDrafts) {
-    return Phase::kTrying;
+  if (pays() && may_lose()) {
+    const bool is_stale = cycle_ - last_plain_ >= plain_interval_ || (last_plain_ == 0 && costs_.has_surprised());
+    return is_stale ? Phase::kRefreshing : Phase::kDrafting;
   }
-  if (pays()) {
-    return cycle_ - plain.last_cycle < kPlainInterval ? Phase::kDrafting : Phase::kRefreshing;
+  return may_lose() && cycle_ - last_draft_ >= probe_interval() ? Phase::kProbing : Phase::kResting;
+}
+
+// Each token more is drafted as long as having it is worth what drafting it costs.
+int32_t DraftLength::best_length() const {
+  if (known_.n_drafts == 0.0 && recent_.empty()) {
+    return length_;
   }
-  return cycle_ - last_draft_ < probe_interval() ? Phase::kResting : Phase::kProbing;
+  int32_t best = 1;
+  double best_gain = 0.0;
+  double gain_now = 0.0;
+  double gain = 0.0;
+  for (int32_t n = 1; n <= std::min(length_ + 1, max_); ++n) {
+    gain += known_.gains[static_cast<size_t>(n)] - value_of_time() * (costs_.draft(n) - costs_.draft(n - 1));
+    if (n == 1 || gain > best_gain) {
+      best = n;
+      best_gain = gain;
+    }
+    gain_now = n == length_ ? gain : gain_now;
+  }
+  return best_gain > gain_now + kLengthMargin ? best : length_;
 }
 
 int32_t DraftLength::choose() {
@@ -196,76 +231,126 @@ int32_t DraftLength::choose() {
     return 0;
   }
   last_draft_ = cycle_;
-  return adapted_length();
-}
-
-// While costs are unknown: what is likely enough to be worth it on most machines, but something.
-int32_t DraftLength::unpriced_cut(const float *q, int32_t n_draft) const {
-  int32_t n = 1;
-  double all_right = chance(q[0]);
-  while (n < n_draft && all_right * chance(q[n]) > kUnpricedChance) {
-    all_right *= chance(q[n++]);
-  }
-  return n;
+  length_ = best_length();
+  return length_;
 }
 
 // The draft is paid for: what counts is whether a token is worth more than the time its verification takes.
 int32_t DraftLength::cut(const float *q, int32_t n_draft) const {
-  const double rate = std::max(draft_rate(), plain_rate());
-  if (rate <= 0.0 || verify_[0].n_seen == 0) {
-    return unpriced_cut(q, n_draft);
-  }
+  const double value = value_of_time();
   // a draft that is made to learn from it is verified in part at least
   int32_t best = phase_ == Phase::kDrafting ? 0 : 1;
-  double best_gain = expected_tokens(q, best) - rate * verify_cost(best);
+  double best_gain = expected_tokens(q, best) - value * (costs_.verify(best) + change_to(best));
   for (int32_t n = best + 1; n <= n_draft; ++n) {
-    const double gain = expected_tokens(q, n) - rate * verify_cost(n);
+    const double gain = expected_tokens(q, n) - value * (costs_.verify(n) + change_to(n));
     if (gain > best_gain) {
       best = n;
       best_gain = gain;
     }
   }
-  return cycle_ % kLongerInterval == 0 ? std::min(best + 1, n_draft) : best;
+  return best;
 }
 
-void DraftLength::learn_confidence(const float *q, int32_t n_verified, int32_t n_accepted) {
-  for (Bin &bin : bins_) {
-    bin.n_reached *= kForgetting;
-    bin.n_right *= kForgetting;
-  }
+// Among those of all texts. By the time a draft gets here, more is known of the drafter's chances than when it was
+// made.
+void DraftLength::remember(const Drafted &drafted, DraftProfile *profile) const {
+  profile->n_drafts = std::min(profile->n_drafts + 1.0, kMostDrafts);
+  const double tokens = 1.0 + expected_accepted(drafted.q.data(), drafted.n_verified);
+  profile->tokens += (tokens - profile->tokens) / profile->n_drafts;
+  profile->cost += (cost_of(drafted) - profile->cost) / profile->n_drafts;
+}
+
+void DraftLength::learn_chances(const float *q, int32_t n_verified, int32_t n_accepted) {
   const int32_t n_reached = std::min(n_verified, n_accepted + 1);
   for (int32_t i = 0; i < n_reached; ++i) {
-    Bin &bin = bins_[bin_of(q[i])];
-    bin.n_reached = kBinDecay * bin.n_reached + 1.0;
-    bin.n_right = kBinDecay * bin.n_right + (i < n_accepted ? 1.0 : 0.0);
+    LearntChance &known = known_.chances[bin_of(q[i])];
+    const double kept = std::min(1.0, kMostTokens / (known.n_reached + 1.0));
+    known.n_reached = kept * known.n_reached + 1.0;
+    known.n_right = kept * known.n_right + (i < n_accepted ? 1.0 : 0.0);
+    const double kept_of_all = std::min(1.0, kMostTokens / (known_.n_assumed + 1.0));
+    known_.n_assumed = kept_of_all * known_.n_assumed + assumed_chance(q[i]);
+    known_.n_right = kept_of_all * known_.n_right + (i < n_accepted ? 1.0 : 0.0);
   }
 }
 
-void DraftLength::learn_length(int32_t n_drafted, int32_t n_verified) {
-  const double wanted = n_verified == n_drafted ? n_drafted + 1.0 : n_verified;
-  used_length_ = std::clamp(std::max(wanted, used_length_ - kLengthDecay), 0.0, static_cast<double>(max_));
+// What having each token of this draft was worth, given those before it. Tokens that were not drafted would have been
+// as likely as those that were, on average.
+void DraftLength::learn_gains(const float *q, int32_t n_drafted) {
+  const double value = value_of_time();
+  const double step = value * (costs_.verify(max_) - costs_.verify(std::max(0, max_ - 1)));
+  double best = 1.0 - value * (1.0 + change_to(0));
+  double all_right = 1.0;
+  double mean_chance = 1.0;
+  for (int32_t n = 1; n <= max_; ++n) {
+    double gain = 0.0;
+    if (n <= n_drafted) {
+      all_right *= chance(q[n - 1]);
+      mean_chance = std::pow(all_right, 1.0 / n);
+      const double net = expected_tokens(q, n) - value * (costs_.verify(n) + change_to(n));
+      gain = std::max(0.0, net - best);
+      best = std::max(best, net);
+    } else {
+      all_right *= mean_chance;
+      gain = std::max(0.0, luck() * all_right - step);
+    }
+    double &known = known_.gains[static_cast<size_t>(n)];
+    known +=
+        std::max(kGainWeight, 1.0 / (known_.n_drafts + static_cast<double>(recent_.size()) + 1.0)) * (gain - known);
+  }
+}
+
+void DraftLength::learn_draft(const float *q, int32_t n_drafted, int32_t n_verified, int32_t n_accepted,
+                              double change) {
+  learn_chances(q, n_verified, n_accepted);
+  learn_gains(q, n_drafted);
+  n_expected_ = kLuckDecay * n_expected_ + expected_accepted(q, n_verified);
+  n_accepted_ = kLuckDecay * n_accepted_ + n_accepted;
+  recent_.push_back({std::vector<float>(q, q + n_drafted), n_verified, change, cycle_});
+  last_rate_ = std::max(expected_tokens(q, n_verified), n_accepted + 1.0) / cost_of(recent_.back());
+  lost_ += cost_of(recent_.back()) - (n_accepted + 1.0);
+  if (lost_ < -kGained) {
+    known_.stake = kStake;
+    lost_ = -kGained;  // what was gained is no licence to lose as much
+  }
+  if (recent_.size() > kMostRecent) {
+    remember(recent_.front(), &known_);
+    recent_.pop_front();
+  }
+}
+
+// Where costs are not what they were, what drafting yielded then says nothing.
+void DraftLength::distrust_experience() {
+  if (costs_.has_surprised() && !is_distrustful_) {
+    is_distrustful_ = true;
+    known_.n_drafts = 0.0;
+    known_.stake = kFirstStake;
+  }
 }
 
 void DraftLength::observe(const float *q, int32_t n_drafted, int32_t n_verified, int32_t n_accepted, uint64_t draft_us,
                           uint64_t verify_us) {
-  verify_[static_cast<size_t>(n_verified)].add(static_cast<double>(verify_us), cycle_);
-  if (verify_[0].n_seen >= kTrusted) {
-    verify_[static_cast<size_t>(n_verified)].plain = verify_[0].value;
+  const double change = change_to(n_verified);
+  costs_.observe(n_drafted, n_verified, change > 0.0, static_cast<double>(draft_us), static_cast<double>(verify_us));
+  if (n_verified == 0 && costs_.is_known()) {
+    ++n_plain_;
+    plain_interval_ = n_plain_ > kFirstPlain ? std::min(2 * plain_interval_, kMostPlainInterval) : kFirstPlainInterval;
+    last_plain_ = cycle_;
   }
-  if (n_drafted == 0) {
-    return;
+  if (n_drafted > 0 && costs_.is_known()) {
+    learn_draft(q, n_drafted, n_verified, n_accepted, change);
+    distrust_experience();
+  } else if (n_drafted == 0) {
+    lost_ += change;
   }
-  ++n_drafts_;
-  draft_[static_cast<size_t>(n_drafted)].add(static_cast<double>(draft_us), cycle_);
-  learn_confidence(q, n_verified, n_accepted);
-  learn_length(n_drafted, n_verified);
-  for (double &n_cycles : n_cut_to_) {
-    n_cycles *= kRateDecay;
-  }
-  n_cut_to_[static_cast<size_t>(n_verified)] += 1.0;
-  // what came of it, and what was to be expected, which is less of a gamble but believes the drafter
-  const double outcome = n_accepted + 1.0;
-  tokens_ = kRateDecay * tokens_ + kOutcomeShare * outcome + (1.0 - kOutcomeShare) * expected_tokens(q, n_verified);
+  n_tokens_ += n_accepted + 1.0;
+  n_verified_ = n_verified;
+}
+
+DraftProfile DraftLength::profile() const {
+  DraftProfile profile = known_;
+  end_text(&profile);
+  profile.n_rested = static_cast<double>(cycle_ - last_draft_);
+  return profile;
 }
 
 }  // namespace df2

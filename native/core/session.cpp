@@ -1,11 +1,14 @@
 #include "core/session.h"
 
 #include <algorithm>
+#include <new>
 
 #include "common/compute_threads.h"
+#include "common/cpu_name.h"
 #include "common/error.h"
 #include "common/stopwatch.h"
 #include "core/pair.h"
+#include "core/profile_store.h"
 #include "ops/common/cpu.h"
 
 namespace df2 {
@@ -39,8 +42,8 @@ Session::Session(Target &target, std::shared_ptr<const Drafter> drafter, const S
     check_pair(target, *drafter);
     runner_ = make_runner(drafter);
   }
-  set_n_draft(options.n_draft);
   target_packed_ = target.packed_weights();
+  set_n_draft(options.n_draft);
   target.select_taps(drafter != nullptr ? drafter->params().taps : std::vector<int32_t>());
   target.clear();
 }
@@ -67,6 +70,7 @@ std::unique_ptr<DrafterRunner> Session::make_runner(const std::shared_ptr<const 
 }
 
 Session::~Session() {
+  save_profile();
   target_.select_taps({});
 }
 
@@ -81,7 +85,35 @@ void Session::set_n_draft(int32_t n_draft) {
   }
   options_.n_draft = n_draft;
   if (n_draft == -1 && runner_ != nullptr && draft_length_ == nullptr) {
-    draft_length_ = std::make_unique<DraftLength>(max_draft());
+    draft_length_ =
+        std::make_unique<DraftLength>(max_draft(), find_profile(options_.profiles, profile_key(), max_draft()));
+  }
+}
+
+// What costs and acceptance depend on, as far as it can be told without reading gigabytes. A profile that does not fit
+// after all is soon corrected.
+std::string Session::profile_key() const {
+  const Drafter &drafter = runner_->drafter();
+  const DrafterParams &params = drafter.params();
+  const std::string &path = drafter.path();
+  return format("target %s, %llu packed\n", target_.description().c_str(),
+                static_cast<unsigned long long>(target_packed_.packed)) +
+         format("drafter %s, %zu bytes, %zu packed, %d layers, block %d, vocabulary %d, window %d\n",
+                path.substr(path.rfind('/') + 1).c_str(), drafter.weights_bytes(), drafter.packed_bytes(),
+                params.n_layer, params.block_size, params.n_vocab_draft, options_.window) +
+         format("machine %s, features %x, %d and %d threads", cpu_name().c_str(), df2_cpu_allowed_features(),
+                target_.n_threads(), options_.n_threads_draft);
+}
+
+void Session::save_profile() noexcept {
+  if (!has_learnt_) {
+    return;
+  }
+  has_learnt_ = false;
+  try {
+    keep_profile(options_.profiles, profile_key(), draft_length_->profile());
+  } catch (const std::bad_alloc &) {
+    // then it is not kept
   }
 }
 
@@ -200,6 +232,9 @@ void Session::prefill(const int32_t *tokens, int32_t n_tokens) {
   // a prompt's features dwarf a block's
   pending_ = std::vector<float>();
   tokens_.insert(tokens_.end(), tokens, tokens + n_tokens);
+  if (draft_length_ != nullptr) {
+    draft_length_->begin_text();
+  }
   stats_.n_prefill += static_cast<uint64_t>(undecoded.size());
 }
 
@@ -369,6 +404,7 @@ void Session::learn(const Batch &batch, const df2_step_result &result, const Cos
   const uint64_t build_us = now.build_us - before.build_us;
   draft_length_->observe(batch.draft.path_q, batch.draft.n_draft, result.n_drafted, result.n_accepted,
                          now.draft_us - before.draft_us - build_us, now.verify_us - before.verify_us);
+  has_learnt_ = true;
 }
 
 void Session::count_cycle(const df2_step_result &result) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/draft_length.h"
@@ -20,6 +21,7 @@ struct SessionOptions {
   ggml_type cache_type;
   bool ignore_end;
   int32_t n_threads_draft;  // 0: the target's
+  std::string profiles;     // folder for what DraftLength learns; empty: none
 };
 
 class Session {
@@ -36,6 +38,7 @@ class Session {
   void prefill(const int32_t *tokens, int32_t n_tokens);
   df2_step_result step(int32_t *tokens, int32_t capacity);
   void rewind(int32_t n_tokens);
+  void save_profile() noexcept;
   // Throws DF2_EINVAL if no draft of this length can be made now.
   void check_draft(int32_t n_draft) const;
   Draft draft(int32_t n_draft, const Sampling &sampling);
@@ -68,6 +71,7 @@ class Session {
   bool is_auto() const { return options_.n_draft == -1 && draft_length_ != nullptr; }
   bool is_end(int32_t token) const { return !options_.ignore_end && target_.is_end(token); }
   void check_options() const;
+  std::string profile_key() const;
   void check_alive() const;
   void check_tokens(const int32_t *tokens, int32_t n_tokens) const;
   std::unique_ptr<DrafterRunner> make_runner(const std::shared_ptr<const Drafter> &drafter) const;
@@ -100,6 +104,7 @@ class Session {
   PackedBytes target_packed_;
   std::unique_ptr<DrafterRunner> runner_;
   std::unique_ptr<DraftLength> draft_length_;  // null until the length is first to be chosen
+  bool has_learnt_ = false;                    // what no profile has yet
   SessionOptions options_;
   llama_sampler *sampler_ = nullptr;
 

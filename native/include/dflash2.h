@@ -278,9 +278,13 @@ typedef struct df2_session_options {
   int32_t cache_type;      /* df2_cache_type of the drafter's K/V cache */
   int32_t ignore_end;      /* non-zero: go on after an end-of-generation token */
   int32_t n_threads_draft; /* threads that draft, at most the target's n_threads; 0: as many */
+  const char *profiles;    /* a folder for what choosing the length has taught about a pair on a machine, so that later
+                              processes begin with it; made when something is first kept. NULL: sessions of this process
+                              alone share it. Files that are missing, damaged or of another version, and a folder that
+                              cannot be written, are as if there were none */
 } df2_session_options;
 
-#define DF2_SESSION_OPTIONS_INIT {sizeof(df2_session_options), -1, 0, DF2_CACHE_F16, 0, 0}
+#define DF2_SESSION_OPTIONS_INIT {sizeof(df2_session_options), -1, 0, DF2_CACHE_F16, 0, 0, NULL}
 
 /* As df2_target_options_init. */
 DF2_API int32_t df2_session_options_init(df2_session_options *options, size_t size);
@@ -334,6 +338,11 @@ DF2_API int32_t df2_session_step(df2_session *session, int32_t *tokens, int32_t 
  * Errors: DF2_EINVAL (n_tokens out of range), DF2_EREWIND (a sliding-window target has dropped what it would need:
  * rewind to 0 and prefill again). On failure nothing changed. */
 DF2_API int32_t df2_session_rewind(df2_session *session, int32_t n_tokens);
+
+/* Keeps what choosing the draft length has taught, for sessions to come: in this process, and in
+ * df2_session_options.profiles. df2_session_free does so too: this is for programs that may end without it, e.g. after
+ * each text. Never fails; nothing happens if there is nothing new, or for NULL. */
+DF2_API void df2_session_save_profile(df2_session *session);
 
 /* Length of the sequence: prompt and generated tokens. 0 for NULL. */
 DF2_API int32_t df2_session_n_tokens(const df2_session *session);

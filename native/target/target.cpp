@@ -89,6 +89,17 @@ std::string Target::architecture() const {
   return name;
 }
 
+std::string Target::description() const {
+  char name[256] = "";
+  char type[256] = "";
+  llama_model_meta_val_str(model_, "general.name", name, sizeof(name));
+  llama_model_desc(model_, type, sizeof(type));
+  std::string line =
+      format("%s, %s, %llu bytes", name, type, static_cast<unsigned long long>(llama_model_size(model_)));
+  std::replace_if(line.begin(), line.end(), [](char c) { return static_cast<unsigned char>(c) < ' '; }, ' ');
+  return line;
+}
+
 std::string Target::rewind_problem() const {
   if (llama_model_is_recurrent(model_) || llama_model_is_hybrid(model_)) {
     return format(

@@ -48,6 +48,8 @@ class Target {
   int32_t n_embd() const;
   bool is_end(int32_t token) const;
   std::string architecture() const;
+  // What the model is, in one line: its name, type and size, not its weights.
+  std::string description() const;
 
   // Why the memory cannot drop single tokens (recurrent or hybrid); empty if it can.
   std::string rewind_problem() const;

@@ -90,6 +90,9 @@ def test_one_stop_string_may_stand_alone() -> None:
         ("cache_type", ["f16"]),
         ("n_threads_draft", 0),
         ("n_threads_draft", True),
+        ("profiles", 3),
+        ("profiles", ""),
+        ("profiles", None),
     ],
 )
 def test_bad_session_options_are_refused_before_a_file_is_read(
