@@ -223,6 +223,7 @@ typedef struct df2_stats {
   uint64_t drafter_packed_bytes;
   uint64_t target_packed_bytes;
   uint64_t target_copied_bytes;
+  uint64_t n_replayed;
 } df2_stats;
 
 int32_t df2_session_stats_get(const df2_session *session, df2_stats *stats);

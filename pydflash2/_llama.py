@@ -395,9 +395,9 @@ def attach(
     load(), but kernels is only about the drafter: see enable_kernels() for llama's own weights.
 
     llama's context is borrowed: do not use or close llama before the result is closed. Its sequence
-    is dropped, then and now. Works for every architecture load() works for, as long as the kernels
-    are in use; without them only some record their hidden states, and UnsupportedError names those
-    that do not. Otherwise raises what load() raises.
+    is dropped, then and now. Works for every architecture without a recurrent state that load()
+    works for, as long as the kernels are in use; without them only some record their hidden states.
+    UnsupportedError says what is in the way. Otherwise raises what load() raises.
     """
     if not isinstance(llama, llama_cpp.Llama):
         raise InvalidArgumentError(f"expected a llama_cpp.Llama, not {type(llama).__name__}")

@@ -278,6 +278,7 @@ class Stats:
     drafter_packed_bytes: int  # weights packed for the kernels
     target_packed_bytes: int
     target_copied_bytes: int  # of those, a second copy of embeddings that are also the head
+    n_replayed: int  # tokens decoded again, where a recurrent target could not drop others alone
 
     @property
     def acceptance_length(self) -> float:

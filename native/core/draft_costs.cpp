@@ -49,7 +49,10 @@ double DraftCosts::verify(int32_t n) const {
     rise += cost.weight * i * (cost.value - 1.0);
     run += cost.weight * i * i;
   }
-  const double line = 1.0 + rise / run * n;
+  const double line = std::max(1.0, 1.0 + rise / run * n);
+  if (n > known_.max()) {
+    return line;
+  }
   const LearntCost &own = known_.verify[static_cast<size_t>(n)];
   return std::max(1.0, (own.weight * own.value + line) / (own.weight + 1.0));
 }
@@ -124,14 +127,13 @@ void DraftCosts::learn(LearntCost *cost, double sample, int32_t *n_surprises) {
   cost->weight = std::min(cost->weight + 1.0, 1.0 / kLeastWeight);
 }
 
-void DraftCosts::observe(int32_t n_drafted, int32_t n_verified, bool is_change, double draft_us, double verify_us) {
-  const double change = is_change ? this->change() : 0.0;
-  follow_speed(n_drafted, n_verified, change, draft_us, verify_us);
+// change: 0 if there was none.
+void DraftCosts::learn_verify(int32_t n_verified, double change, double verify_us) {
   if (!is_known()) {
     return;
   }
   const double verified = verify_us / known_.plain_us;
-  if (is_change) {
+  if (change > 0.0) {
     learn_change(n_verified, verified);
   }
   if (n_verified > 0) {
@@ -139,7 +141,15 @@ void DraftCosts::observe(int32_t n_drafted, int32_t n_verified, bool is_change, 
     const double sample = std::max(1.0, verified - change);
     learn(&cost, cost.weight > 0.0 ? sample : std::min(sample, 2.0 * verify(n_verified)), &n_verify_surprises_);
   }
-  if (n_drafted > 0) {
+}
+
+void DraftCosts::observe(int32_t n_drafted, int32_t n_verified, bool is_change, double draft_us, double verify_us) {
+  if (n_verified <= known_.max()) {
+    const double change = is_change ? this->change() : 0.0;
+    follow_speed(n_drafted, n_verified, change, draft_us, verify_us);
+    learn_verify(n_verified, change, verify_us);
+  }
+  if (n_drafted > 0 && is_known()) {
     learn(&known_.draft[static_cast<size_t>(n_drafted)], draft_us / known_.plain_us, &n_draft_surprises_);
   }
 }

@@ -18,7 +18,7 @@ class DraftCosts {
   // Whether a plain cycle has been measured, here or in an earlier session.
   bool is_known() const { return known_.plain_us > 0.0; }
 
-  // Of verifying n tokens as often as before: 1 for none.
+  // Of verifying n tokens, any number, as often as before: 1 for none.
   double verify(int32_t n) const;
 
   // Of drafting n >= 1 tokens: a fixed part, and a part per token.
@@ -30,11 +30,13 @@ class DraftCosts {
   // Whether something has turned out to cost more than was known.
   bool has_surprised() const { return has_surprised_; }
 
-  // A cycle that took so long. is_change: as above. n_drafted 0: draft_us is not read.
+  // A cycle that took so long. is_change: as above. n_drafted 0: draft_us is not read. n_verified: any number; more
+  // than the longest draft teaches nothing about verifying.
   void observe(int32_t n_drafted, int32_t n_verified, bool is_change, double draft_us, double verify_us);
 
  private:
   void follow_speed(int32_t n_drafted, int32_t n_verified, double change, double draft_us, double verify_us);
+  void learn_verify(int32_t n_verified, double change, double verify_us);
   void learn_change(int32_t n_verified, double verify);
   void learn(LearntCost *cost, double sample, int32_t *n_surprises);
 

@@ -87,7 +87,7 @@ void DraftLength::begin_text() {
   n_accepted_ = 0.0;
   lost_ = 0.0;
   n_tokens_ = 0.0;
-  n_verified_ = -1;
+  n_behind_ = -1;
 }
 
 // What the text teaches that is only counted as a whole.
@@ -127,12 +127,13 @@ double DraftLength::luck() const {
   return (kPriorLuck + n_accepted_) / (kPriorLuck + n_expected_);
 }
 
-double DraftLength::change_to(int32_t n_verified) const {
-  return n_verified != n_verified_ ? costs_.change() : 0.0;
+double DraftLength::change_to(int32_t n_behind) const {
+  return n_behind != n_behind_ ? costs_.change() : 0.0;
 }
 
 double DraftLength::cost_of(const Drafted &drafted) const {
-  return costs_.draft(static_cast<int32_t>(drafted.q.size())) + costs_.verify(drafted.n_verified) + drafted.change;
+  return costs_.draft(static_cast<int32_t>(drafted.q.size())) + costs_.verify(drafted.n_verified) + drafted.change +
+         drafted.replay;
 }
 
 // What earlier texts count, in drafts.
@@ -236,13 +237,16 @@ int32_t DraftLength::choose() {
 }
 
 // The draft is paid for: what counts is whether a token is worth more than the time its verification takes.
-int32_t DraftLength::cut(const float *q, int32_t n_draft) const {
+int32_t DraftLength::cut(const float *q, int32_t n_draft, int32_t n_replayed) const {
   const double value = value_of_time();
+  const auto gain_of = [&](int32_t n) {
+    return expected_tokens(q, n) - value * (costs_.verify(n_replayed + n) + change_to(n_replayed + n));
+  };
   // a draft that is made to learn from it is verified in part at least
   int32_t best = phase_ == Phase::kDrafting ? 0 : 1;
-  double best_gain = expected_tokens(q, best) - value * (costs_.verify(best) + change_to(best));
+  double best_gain = gain_of(best);
   for (int32_t n = best + 1; n <= n_draft; ++n) {
-    const double gain = expected_tokens(q, n) - value * (costs_.verify(n) + change_to(n));
+    const double gain = gain_of(n);
     if (gain > best_gain) {
       best = n;
       best_gain = gain;
@@ -305,7 +309,7 @@ void DraftLength::learn_draft(const float *q, int32_t n_drafted, int32_t n_verif
   learn_gains(q, n_drafted);
   n_expected_ = kLuckDecay * n_expected_ + expected_accepted(q, n_verified);
   n_accepted_ = kLuckDecay * n_accepted_ + n_accepted;
-  recent_.push_back({std::vector<float>(q, q + n_drafted), n_verified, change, cycle_});
+  recent_.push_back({std::vector<float>(q, q + n_drafted), n_verified, change, 0.0, cycle_});
   last_rate_ = std::max(expected_tokens(q, n_verified), n_accepted + 1.0) / cost_of(recent_.back());
   lost_ += cost_of(recent_.back()) - (n_accepted + 1.0);
   if (lost_ < -kGained) {
@@ -327,11 +331,24 @@ void DraftLength::distrust_experience() {
   }
 }
 
-void DraftLength::observe(const float *q, int32_t n_drafted, int32_t n_verified, int32_t n_accepted, uint64_t draft_us,
-                          uint64_t verify_us) {
-  const double change = change_to(n_verified);
-  costs_.observe(n_drafted, n_verified, change > 0.0, static_cast<double>(draft_us), static_cast<double>(verify_us));
-  if (n_verified == 0 && costs_.is_known()) {
+// Decoding again is what the last draft's rejection cost.
+void DraftLength::charge_replay(int32_t n_verified, int32_t n_behind) {
+  const double cost = costs_.verify(n_behind) - costs_.verify(n_verified);
+  lost_ += cost;
+  if (!recent_.empty()) {
+    recent_.back().replay += cost;
+  }
+}
+
+void DraftLength::observe(const float *q, int32_t n_drafted, int32_t n_verified, int32_t n_accepted, int32_t n_replayed,
+                          uint64_t draft_us, uint64_t verify_us) {
+  const int32_t n_behind = n_replayed + n_verified;
+  const double change = change_to(n_behind);
+  costs_.observe(n_drafted, n_behind, change > 0.0, static_cast<double>(draft_us), static_cast<double>(verify_us));
+  if (n_replayed > 0) {
+    charge_replay(n_verified, n_behind);
+  }
+  if (n_behind == 0 && costs_.is_known()) {
     ++n_plain_;
     plain_interval_ = n_plain_ > kFirstPlain ? std::min(2 * plain_interval_, kMostPlainInterval) : kFirstPlainInterval;
     last_plain_ = cycle_;
@@ -343,7 +360,7 @@ void DraftLength::observe(const float *q, int32_t n_drafted, int32_t n_verified,
     lost_ += change;
   }
   n_tokens_ += n_accepted + 1.0;
-  n_verified_ = n_verified;
+  n_behind_ = n_behind;
 }
 
 DraftProfile DraftLength::profile() const {

@@ -39,12 +39,14 @@ class DraftLength {
   Phase phase() const { return phase_; }
 
   // How many tokens of a draft to verify: 0 .. n_draft. q: [n_draft], the drafter's own probability of each.
-  int32_t cut(const float *q, int32_t n_draft) const;
+  // n_replayed: tokens that are decoded again with them.
+  int32_t cut(const float *q, int32_t n_draft, int32_t n_replayed) const;
 
   // What a cycle drafted (0 .. max), verified, kept and cost; q as above, not read where nothing was drafted. A cycle
-  // that the caller's limits cut short is as good a sample as any.
-  void observe(const float *q, int32_t n_drafted, int32_t n_verified, int32_t n_accepted, uint64_t draft_us,
-               uint64_t verify_us);
+  // that the caller's limits cut short is as good a sample as any. n_replayed: tokens that were decoded again because
+  // the target could not drop a rejected draft alone; that draft is charged for them.
+  void observe(const float *q, int32_t n_drafted, int32_t n_verified, int32_t n_accepted, int32_t n_replayed,
+               uint64_t draft_us, uint64_t verify_us);
 
   // What is known by now.
   DraftProfile profile() const;
@@ -55,6 +57,7 @@ class DraftLength {
     std::vector<float> q;  // of the drafted tokens
     int32_t n_verified;
     double change;  // what it cost that another number of tokens was verified than before
+    double replay;  // what decoding again cost that its rejection caused
     int64_t cycle;
   };
 
@@ -68,7 +71,7 @@ class DraftLength {
   double chance(float q) const;
   double expected_accepted(const float *q, int32_t n_verified) const;
   double expected_tokens(const float *q, int32_t n_verified) const;
-  double change_to(int32_t n_verified) const;
+  double change_to(int32_t n_behind) const;
   double cost_of(const Drafted &drafted) const;
   double luck() const;
   double experience() const;
@@ -85,6 +88,7 @@ class DraftLength {
   void learn_chances(const float *q, int32_t n_verified, int32_t n_accepted);
   void learn_gains(const float *q, int32_t n_drafted);
   void distrust_experience();
+  void charge_replay(int32_t n_verified, int32_t n_behind);
   void learn_draft(const float *q, int32_t n_drafted, int32_t n_verified, int32_t n_accepted, double change);
 
   int32_t max_;
@@ -99,8 +103,8 @@ class DraftLength {
   double last_rate_ = 0.0;  // that of the last draft
   // Of this session:
   bool is_distrustful_ = false;
-  int32_t length_;           // of the last draft
-  int32_t n_verified_ = -1;  // by the cycle before; -1: it was not one of these
+  int32_t length_;         // of the last draft
+  int32_t n_behind_ = -1;  // tokens that the cycle before verified or replayed; -1: it was not one of these
   int64_t cycle_ = 0;
   int64_t last_draft_ = 0;  // the cycle that was last to draft
   int64_t n_plain_ = 0;     // cycles that measured plain decoding

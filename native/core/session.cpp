@@ -72,6 +72,7 @@ std::unique_ptr<DrafterRunner> Session::make_runner(const std::shared_ptr<const 
 Session::~Session() {
   save_profile();
   target_.select_taps({});
+  target_.memory().release();
 }
 
 int32_t Session::max_draft() const {
@@ -141,44 +142,61 @@ float *Session::pending_room(int32_t n_rows) {
   return pending_.data() + static_cast<size_t>(n_pending_) * width;
 }
 
-// Pending rows end at the newest decoded token.
+// Of the rows in pending_room(), the first n_known are of tokens that were seen before.
+void Session::add_pending(int32_t n_known, int32_t n_rows) {
+  if (runner_ == nullptr) {
+    return;
+  }
+  const auto width = static_cast<std::ptrdiff_t>(runner_->n_features());
+  const auto rows = pending_.begin() + n_pending_ * width;
+  if (n_known > 0) {
+    pending_.erase(rows, rows + n_known * width);
+  }
+  n_pending_ += n_rows - n_known;
+}
+
 void Session::flush_pending() {
   if (runner_ != nullptr && n_pending_ > 0) {
-    runner_->inject(pending_.data(), n_pending_, n_decoded_ - n_pending_);
+    runner_->inject(pending_.data(), n_pending_, n_seen() - n_pending_);
     n_pending_ = 0;
   }
 }
 
-// Cuts the target's memory to n_kept tokens, which undoes whatever happened behind them.
-void Session::drop_decoded(int32_t n_kept) {
-  if (!target_.truncate(n_kept)) {
-    poisoned_ = true;
-    throw Error(DF2_EPOISONED, "the target's memory refused to drop tokens; free the session");
+// Cuts the target's memory to n_kept tokens, or to the fewer it can go back to, which undoes whatever happened behind
+// them. False if it cannot; nothing changed then.
+bool Session::can_go_back(int32_t n_kept) {
+  const int32_t n_held = target_.memory().go_back(n_kept);
+  if (n_held == TargetMemory::kCannot) {
+    return false;
+  }
+  if (n_held == TargetMemory::kLost) {
+    poison();
+  }
+  n_decoded_ = n_held;
+  return true;
+}
+
+void Session::go_back(int32_t n_kept) {
+  if (!can_go_back(n_kept)) {
+    poison();
   }
 }
 
-// After a failure. What was decoded may have pushed out of a sliding window what came before, which dropping it does
-// not bring back.
-void Session::check_memory() {
-  if (!target_.can_continue_at(n_decoded_)) {
-    poisoned_ = true;
-    throw Error(DF2_EPOISONED, "what failed took the place of earlier tokens in the target's memory; free the session");
-  }
+void Session::poison() {
+  poisoned_ = true;
+  throw Error(DF2_EPOISONED, "the target's memory could not be brought back to what it was; free the session");
 }
 
-// The logits of the last prefill are gone, so its last token becomes an anchor that will be decoded again.
-void Session::forget_logits() {
-  if (n_decoded_ > 0 && n_decoded_ == n_tokens()) {
-    --n_decoded_;
-    drop_decoded(n_decoded_);
-    if (runner_ != nullptr) {
-      runner_->rewind(n_decoded_);
-      n_pending_ = std::max(0, n_pending_ - 1);
-    }
+// What the last prefill left to pick from, should the next one fail.
+void Session::hold_logits() {
+  if (n_decoded_ > 0 && n_decoded_ == n_tokens() && held_logits_.empty()) {
+    const float *logits = target_.logits(-1);
+    held_logits_.assign(logits, logits + target_.n_vocab());
   }
 }
 
 void Session::decode_prompt(const std::vector<int32_t> &tokens) {
+  const int32_t n_known = n_seen() - n_decoded_;
   const auto n_total = static_cast<int32_t>(tokens.size());
   const int32_t end = n_decoded_ + n_total;
   bool all_logits = false;
@@ -190,14 +208,14 @@ void Session::decode_prompt(const std::vector<int32_t> &tokens) {
   for (int32_t done = 0; done < n_total;) {
     const int32_t n = std::min(n_batch, n_total - done);
     // rows that later ones of this very prompt would push out of the cache need not be read
-    const bool is_seen = runner_ != nullptr && n_decoded_ + n > end - runner_->capacity();
-    target_.decode(tokens.data() + done, n, n_decoded_, false, is_seen ? pending_room(n) : nullptr);
+    const bool is_read = runner_ != nullptr && done + n > n_known && n_decoded_ + n > end - runner_->capacity();
+    target_.decode(tokens.data() + done, n, n_decoded_, n - 1, is_read ? pending_room(n) : nullptr);
     n_decoded_ += n;
-    done += n;
-    if (is_seen) {
-      n_pending_ = n;
+    if (is_read) {
+      add_pending(std::max(0, n_known - done), n);
       flush_pending();
     }
+    done += n;
   }
 }
 
@@ -212,23 +230,24 @@ void Session::prefill(const int32_t *tokens, int32_t n_tokens) {
   }
   const Stopwatch watch(&stats_.prefill_us);
   const int32_t n_before = n_decoded_;
+  const int32_t n_seen_before = n_seen();
+  hold_logits();
   tokens_.reserve(tokens_.size() + static_cast<size_t>(n_tokens));  // afterwards nothing fails
   std::vector<int32_t> undecoded(tokens_.begin() + n_decoded_, tokens_.end());
   undecoded.insert(undecoded.end(), tokens, tokens + n_tokens);
   try {
     flush_pending();
+    target_.memory().mark(true);
     decode_prompt(undecoded);
   } catch (...) {
-    n_decoded_ = n_before;
     n_pending_ = 0;  // should injecting have failed, the drafter lacks these: it only drafts worse
     if (runner_ != nullptr) {
-      runner_->rewind(n_before);
+      runner_->rewind(n_seen_before);
     }
-    drop_decoded(n_before);
-    check_memory();
-    forget_logits();
+    go_back(n_before);
     throw;
   }
+  held_logits_.clear();
   // a prompt's features dwarf a block's
   pending_ = std::vector<float>();
   tokens_.insert(tokens_.end(), tokens, tokens + n_tokens);
@@ -236,28 +255,32 @@ void Session::prefill(const int32_t *tokens, int32_t n_tokens) {
     draft_length_->begin_text();
   }
   stats_.n_prefill += static_cast<uint64_t>(undecoded.size());
+  stats_.n_replayed += static_cast<uint64_t>(n_seen_before - n_before);
 }
 
 int32_t Session::choose_n_draft(int32_t capacity) const {
-  if (drafter_failed_) {
+  const int32_t n_undecoded = n_tokens() - n_decoded_;
+  // without a draft nothing can be rejected, so that they are decoded for good
+  if (drafter_failed_ || n_undecoded > max_draft() + 1) {
     return 0;
   }
   const int32_t wanted = is_auto() ? draft_length_->choose() : std::max(0, options_.n_draft);
-  // the anchor needs one place in the context and in the batch, the bonus token one in the output
-  const int32_t room = std::min({capacity, target_.n_ctx() - n_decoded_, target_.n_batch()}) - 1;
+  // the bonus token needs one place in the output, undecoded tokens theirs in the batch
+  const int32_t n_rows = std::min(target_.n_batch(), target_.memory().max_rows());
+  const int32_t room = std::min({capacity - 1, target_.n_ctx() - n_tokens(), n_rows - n_undecoded});
   return std::clamp(wanted, 0, std::max(0, room));
 }
 
 Draft Session::run_draft(int32_t n_draft, const Sampling &sampling) {
   const Stopwatch watch(&stats_.draft_us);
-  const Draft draft = runner_->draft(pending_.data(), n_pending_, tokens_.back(), n_decoded_, n_draft, sampling);
+  const Draft draft = runner_->draft(pending_.data(), n_pending_, tokens_.back(), n_tokens() - 1, n_draft, sampling);
   n_pending_ = 0;
   return draft;
 }
 
 // What is not a number is in the target's memory as well by then, and dropping positions does not overwrite it.
-void Session::check_logits(int32_t row) {
-  if (!target_.has_numbers(row)) {
+void Session::check_logits(const float *logits) {
+  if (!target_.has_numbers(logits)) {
     poisoned_ = true;
     throw Error(DF2_EPOISONED,
                 "the target's logits are NaN or infinite: its file is damaged, or its numbers are too large for a "
@@ -265,18 +288,19 @@ void Session::check_logits(int32_t row) {
   }
 }
 
-int32_t Session::pick(int32_t row) {
-  check_logits(row);
+int32_t Session::pick(const float *logits) {
+  check_logits(logits);
   if (sampler_ != nullptr) {
-    return target_.sample(sampler_, row);
+    return target_.sample(sampler_, logits);
   }
-  return static_cast<int32_t>(argmax_->argmax(target_.logits(row), target_.n_vocab()));
+  return static_cast<int32_t>(argmax_->argmax(logits, target_.n_vocab()));
 }
 
 df2_step_result Session::take_prefilled(int32_t *tokens) {
   const Stopwatch watch(&stats_.accept_us);
-  tokens[0] = pick(-1);
+  tokens[0] = pick(held_logits_.empty() ? target_.logits(-1) : held_logits_.data());
   tokens_.push_back(tokens[0]);
+  held_logits_.clear();
   stats_.n_generated += 1;
   return {1, 0, 0, is_end(tokens[0]) ? 1 : 0};
 }
@@ -287,8 +311,9 @@ df2_step_result Session::accept(const Batch &batch, int32_t *tokens) {
   const Stopwatch watch(&stats_.accept_us);
   df2_step_result result = {0, batch.n_drafted(), 0, 0};
   for (int32_t row = 0; row <= batch.n_drafted(); ++row) {
-    const int32_t token = pick(row);
-    const bool is_drafted = row < batch.n_drafted() && token == batch.tokens[static_cast<size_t>(row) + 1];
+    const int32_t at = batch.n_replayed + row;
+    const int32_t token = pick(target_.logits(at));
+    const bool is_drafted = row < batch.n_drafted() && token == batch.tokens[static_cast<size_t>(at) + 1];
     tokens[row] = token;
     result.n_tokens = row + 1;
     result.n_accepted += is_drafted ? 1 : 0;
@@ -309,7 +334,7 @@ df2_step_result Session::step(int32_t *tokens, int32_t capacity) {
   if (n_decoded_ == n_tokens()) {
     return take_prefilled(tokens);
   }
-  if (n_decoded_ >= target_.n_ctx()) {
+  if (n_tokens() > target_.n_ctx()) {
     throw Error(DF2_ECONTEXT, format("the context of %d tokens is full; rewind, or open the target with a larger n_ctx",
                                      target_.n_ctx()));
   }
@@ -326,6 +351,7 @@ df2_step_result Session::step(int32_t *tokens, int32_t capacity) {
 }
 
 df2_step_result Session::cycle(int32_t *tokens, int32_t capacity) {
+  catch_up();
   const Costs before = costs();
   if (n_pending_ >= kMaxPending) {
     const Stopwatch watch(&stats_.draft_us);
@@ -333,14 +359,14 @@ df2_step_result Session::cycle(int32_t *tokens, int32_t capacity) {
   }
   const Batch batch = make_batch(capacity);
   tokens_.reserve(tokens_.size() + batch.tokens.size());  // once the memory is cut nothing fails
+  target_.memory().mark(batch.n_drafted() > 0);
   df2_step_result result;
   try {
     verify(batch);
     result = accept(batch, tokens);
   } catch (...) {
     // a failed decode may leave some micro-batches behind, a failed sampler leaves them all
-    drop_decoded(n_decoded_);
-    check_memory();
+    go_back(n_decoded_);
     throw;
   }
   keep(batch, tokens, result.n_tokens);
@@ -349,17 +375,34 @@ df2_step_result Session::cycle(int32_t *tokens, int32_t capacity) {
   return result;
 }
 
+// Decodes undecoded tokens that one batch does not hold: after a long way back.
+void Session::catch_up() {
+  const Stopwatch watch(&stats_.verify_us);
+  while (n_tokens() - n_decoded_ > target_.n_batch()) {
+    const int32_t n = std::min(target_.n_batch(), n_tokens() - 1 - n_decoded_);
+    target_.memory().mark(false);
+    try {
+      target_.decode(tokens_.data() + n_decoded_, n, n_decoded_, n - 1, nullptr);
+    } catch (...) {
+      go_back(n_decoded_);
+      throw;
+    }
+    n_decoded_ += n;
+    stats_.n_replayed += static_cast<uint64_t>(n);
+  }
+}
+
 Session::Batch Session::make_batch(int32_t capacity) {
-  Batch batch = {{tokens_.back()}, {}};
+  Batch batch = {{tokens_.begin() + n_decoded_, tokens_.end()}, n_tokens() - n_decoded_ - 1, {}};
   const int32_t n_draft = choose_n_draft(capacity);
   if (n_draft > 0) {
     batch.draft = run_draft(n_draft);
     if (!batch.draft.has_numbers) {
       give_up_drafting();
-      return {batch.tokens, {}};
+      return {batch.tokens, batch.n_replayed, {}};
     }
     const int32_t *path = batch.draft.path;
-    const int32_t n_worth = is_auto() ? draft_length_->cut(batch.draft.path_q, n_draft) : n_draft;
+    const int32_t n_worth = is_auto() ? draft_length_->cut(batch.draft.path_q, n_draft, batch.n_replayed) : n_draft;
     batch.tokens.insert(batch.tokens.end(), path, path + n_worth);
   }
   return batch;
@@ -377,17 +420,20 @@ void Session::give_up_drafting() {
 void Session::verify(const Batch &batch) {
   const Stopwatch watch(&stats_.verify_us);
   const auto n_rows = static_cast<int32_t>(batch.tokens.size());
-  target_.decode(batch.tokens.data(), n_rows, n_decoded_, true, pending_room(n_rows));
+  target_.decode(batch.tokens.data(), n_rows, n_decoded_, batch.n_replayed, pending_room(n_rows));
 }
 
 // Appends the picked tokens to the sequence; the last of them is the next anchor.
 void Session::keep(const Batch &batch, const int32_t *tokens, int32_t n_tokens) {
+  const int32_t n_rows = batch.n_replayed + n_tokens;
   if (n_tokens <= batch.n_drafted()) {
-    drop_decoded(n_decoded_ + n_tokens);
+    go_back(n_decoded_ + n_rows);
+  } else {
+    n_decoded_ += n_rows;
   }
   tokens_.insert(tokens_.end(), tokens, tokens + n_tokens);
-  n_decoded_ += n_tokens;
-  n_pending_ += runner_ != nullptr ? n_tokens : 0;
+  add_pending(batch.n_replayed, n_rows);
+  stats_.n_replayed += static_cast<uint64_t>(batch.n_replayed);
 }
 
 Session::Costs Session::costs() const {
@@ -402,7 +448,7 @@ void Session::learn(const Batch &batch, const df2_step_result &result, const Cos
   const Costs now = costs();
   // a graph is built once per shape: a cost, but not what the next draft will cost
   const uint64_t build_us = now.build_us - before.build_us;
-  draft_length_->observe(batch.draft.path_q, batch.draft.n_draft, result.n_drafted, result.n_accepted,
+  draft_length_->observe(batch.draft.path_q, batch.draft.n_draft, result.n_drafted, result.n_accepted, batch.n_replayed,
                          now.draft_us - before.draft_us - build_us, now.verify_us - before.verify_us);
   has_learnt_ = true;
 }
@@ -447,17 +493,18 @@ void Session::rewind(int32_t n_tokens) {
   }
   // the last kept token becomes the anchor
   const int32_t n_kept = std::max(0, n_tokens - 1);
-  if (!target_.can_continue_at(n_kept) || !target_.truncate(n_kept)) {
-    throw Error(DF2_EREWIND, format("the target's memory no longer holds what token %d attends to; rewind to 0 and "
-                                    "prefill again",
+  const int32_t n_dropped = n_seen() - n_kept;
+  if (n_decoded_ > n_kept && !can_go_back(n_kept)) {
+    throw Error(DF2_EREWIND, format("the target's memory no longer holds what token %d attends to, or no state to go "
+                                    "on from; rewind to 0 and prefill again",
                                     n_tokens));
   }
   if (runner_ != nullptr) {
     runner_->rewind(n_kept);
-    n_pending_ = std::max(0, n_pending_ - (n_decoded_ - n_kept));
+    n_pending_ = std::max(0, n_pending_ - n_dropped);
   }
+  held_logits_.clear();
   tokens_.resize(static_cast<size_t>(n_tokens));
-  n_decoded_ = n_kept;
 }
 
 df2_stats Session::read_stats() const {

@@ -1,6 +1,7 @@
 // One sequence: prefill, draft, verify, accept, rewind.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -54,9 +55,10 @@ class Session {
  private:
   // What one cycle verifies.
   struct Batch {
-    std::vector<int32_t> tokens;  // the anchor, then as much of the draft as is worth it
+    std::vector<int32_t> tokens;  // the undecoded ones, then as much of the draft as is worth it
+    int32_t n_replayed;           // undecoded tokens before the anchor
     Draft draft;                  // all zero without one
-    int32_t n_drafted() const { return static_cast<int32_t>(tokens.size()) - 1; }
+    int32_t n_drafted() const { return static_cast<int32_t>(tokens.size()) - n_replayed - 1; }
   };
 
   // Time spent so far, in microseconds.
@@ -67,6 +69,8 @@ class Session {
   };
 
   int32_t max_draft() const;
+  // Tokens that the target has decoded, whether or not its memory still holds them.
+  int32_t n_seen() const { return std::max(n_decoded_, n_tokens() - 1); }
   // Whether the draft length is chosen while running.
   bool is_auto() const { return options_.n_draft == -1 && draft_length_ != nullptr; }
   bool is_end(int32_t token) const { return !options_.ignore_end && target_.is_end(token); }
@@ -78,22 +82,25 @@ class Session {
   Costs costs() const;
 
   void decode_prompt(const std::vector<int32_t> &tokens);
-  void forget_logits();
-  void drop_decoded(int32_t n_kept);
-  void check_memory();
+  void hold_logits();
+  bool can_go_back(int32_t n_kept);
+  void go_back(int32_t n_kept);
+  [[noreturn]] void poison();
   float *pending_room(int32_t n_rows);
+  void add_pending(int32_t n_known, int32_t n_rows);
   void flush_pending();
 
   df2_step_result take_prefilled(int32_t *tokens);
   df2_step_result cycle(int32_t *tokens, int32_t capacity);
+  void catch_up();
   Batch make_batch(int32_t capacity);
   void give_up_drafting();
   int32_t choose_n_draft(int32_t capacity) const;
   Draft run_draft(int32_t n_draft, const Sampling &sampling = {});
   void verify(const Batch &batch);
   df2_step_result accept(const Batch &batch, int32_t *tokens);
-  void check_logits(int32_t row);
-  int32_t pick(int32_t row);
+  void check_logits(const float *logits);
+  int32_t pick(const float *logits);
   void keep(const Batch &batch, const int32_t *tokens, int32_t n_tokens);
   void learn(const Batch &batch, const df2_step_result &result, const Costs &before);
   void count_cycle(const df2_step_result &result);
@@ -109,10 +116,14 @@ class Session {
   llama_sampler *sampler_ = nullptr;
 
   std::vector<int32_t> tokens_;
-  // Tokens in the target's memory: all of them right after a prefill, else all but the last (the anchor).
+  // Tokens in the target's memory: all of them right after a prefill; else all but the last (the anchor), or fewer if
+  // the memory could not drop rejected tokens alone: the rest is decoded again with the next block.
   int32_t n_decoded_ = 0;
 
-  // Features of the newest decoded tokens that the drafter's cache does not have yet.
+  // Right after a prefill, the logits to pick from if the target's are gone.
+  std::vector<float> held_logits_;
+
+  // Features of the newest tokens seen that the drafter's cache does not have yet.
   std::vector<float> pending_;
   int32_t n_pending_ = 0;
 

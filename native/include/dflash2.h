@@ -190,7 +190,9 @@ DF2_API int32_t df2_target_options_init(df2_target_options *options, size_t size
 DF2_API int32_t df2_target_open(df2_target **out, const char *path, const df2_target_options *options);
 
 /* Wraps a context that the program created. The context is borrowed: it must outlive the target, and while a session
- * exists nothing else may decode with it or change its memory (sequence 0 is the session's).
+ * exists nothing else may decode with it or change its memory (sequence 0 is the session's, and of a model with a
+ * recurrent state also sequence 1; such a context needs n_seq_max = 2 and kv_unified, or snapshots: n_rs_seq > 0, which
+ * then is the longest draft).
  * taps: the object given to the context as cb_eval_user_data, or NULL. Without it hidden states are read by the
  * kernels, or, without kernels, as llama.cpp's `layer input` outputs, which only some architectures record;
  * df2_session_create says if this one does not.
@@ -291,7 +293,7 @@ DF2_API int32_t df2_session_options_init(df2_session_options *options, size_t si
 
 /* Starts an empty sequence: clears the target's memory. drafter may be NULL: the session then decodes token by token,
  * reads no taps, and is what "plain decoding" means in this project's measurements.
- * Errors: DF2_EMISMATCH (drafter and target do not belong together), DF2_EUNSUPPORTED (recurrent or hybrid target,
+ * Errors: DF2_EMISMATCH (drafter and target do not belong together), DF2_EUNSUPPORTED (a context that cannot go back,
  * head or embeddings not in CPU memory, architecture without taps), DF2_EBACKEND, DF2_EINVAL, DF2_ENOMEM.
  * On failure *out is NULL and the target may be used on. One session per llama_context at a time (DF2_EINVAL). */
 DF2_API int32_t df2_session_create(df2_session **out, df2_target *target, const df2_drafter *drafter,
@@ -313,7 +315,7 @@ DF2_API int32_t df2_session_set_n_draft(df2_session *session, int32_t n_draft);
 /* Appends tokens to the sequence and decodes them, in batches of the context's n_batch. May be called again at any
  * time, e.g. for the next turn of a chat. tokens: n_tokens ids, each in [0, vocabulary).
  * Errors: DF2_EINVAL, DF2_ECONTEXT (nothing was decoded), DF2_EBACKEND, DF2_EPOISONED (the target's memory could not be
- * restored). After all but the last the sequence is as before. */
+ * restored: always, where it goes back by snapshots). After all but the last the sequence is as before. */
 DF2_API int32_t df2_session_prefill(df2_session *session, const int32_t *tokens, int32_t n_tokens);
 
 typedef struct df2_step_result {
@@ -335,8 +337,9 @@ DF2_API int32_t df2_session_step(df2_session *session, int32_t *tokens, int32_t 
 
 /* Cuts the sequence to its first n_tokens tokens, in the target's memory and the drafter's cache alike. Generation
  * then continues from the last kept token. The sampler is not rewound: reset it if it has memory.
- * Errors: DF2_EINVAL (n_tokens out of range), DF2_EREWIND (a sliding-window target has dropped what it would need:
- * rewind to 0 and prefill again). On failure nothing changed. */
+ * Errors: DF2_EINVAL (n_tokens out of range), DF2_EREWIND (a sliding-window target has dropped what it would need, or
+ * one with a recurrent state has kept none from before that: rewind to 0 and prefill again). On failure nothing
+ * changed. A recurrent state can be rewound to where the last cycle began, unless the context has snapshots. */
 DF2_API int32_t df2_session_rewind(df2_session *session, int32_t n_tokens);
 
 /* Keeps what choosing the draft length has taught, for sessions to come: in this process, and in
@@ -405,6 +408,7 @@ typedef struct df2_stats {
   uint64_t drafter_packed_bytes;  /* weights packed for the kernels */
   uint64_t target_packed_bytes;   /* the same of the target, all that its graph uses */
   uint64_t target_copied_bytes;   /* how much of that is a second copy, of embeddings that are also the head */
+  uint64_t n_replayed; /* tokens decoded again: what was kept of blocks whose rest a recurrent target could not drop */
 } df2_stats;
 
 /* Fills in *stats since creation or the last reset; stats->struct_size must be set (DF2_EINVAL otherwise).

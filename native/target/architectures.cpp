@@ -1,5 +1,7 @@
 #include "target/architectures.h"
 
+#include "llama.h"
+
 namespace df2 {
 
 namespace {
@@ -52,6 +54,12 @@ constexpr Row kRows[] = {
 
 }  // namespace
 
+std::string architecture_of(const llama_model *model) {
+  char name[128] = "";
+  llama_model_meta_val_str(model, "general.architecture", name, sizeof(name));
+  return name;
+}
+
 TapTraits tap_traits(const std::string &architecture) {
   for (const Row &row : kRows) {
     if (architecture == row.architecture) {
@@ -59,6 +67,14 @@ TapTraits tap_traits(const std::string &architecture) {
     }
   }
   return {};
+}
+
+// From llama_memory_hybrid_idx::seq_cp and llama_kv_cache_dsv4::seq_cp.
+GoesBack goes_back(const std::string &architecture) {
+  if (architecture == "deepseek4") {
+    return GoesBack::kBySnapshots;
+  }
+  return architecture == "glm5-next" || architecture == "qwen4exp" ? GoesBack::kBestBySnapshots : GoesBack::kByMark;
 }
 
 }  // namespace df2

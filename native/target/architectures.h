@@ -5,7 +5,12 @@
 
 #include "cpu_backend/tap_recorder.h"
 
+struct llama_model;
+
 namespace df2 {
+
+// As the model's file names it; the argument of what follows.
+std::string architecture_of(const llama_model *model);
 
 struct TapTraits {
   // Of the nodes that llama.cpp names l_out-<k>.
@@ -18,7 +23,15 @@ struct TapTraits {
   bool records_last = false;
 };
 
-// Of an architecture as its file names it.
 TapTraits tap_traits(const std::string &architecture);
+
+// How the recurrent state of an architecture is best gone back to; see target_memory.h. Of one without, or that is
+// not known: by a mark.
+enum class GoesBack {
+  kByMark,           // snapshots cost a copy of the state a row
+  kBestBySnapshots,  // marks are possible, but make llama.cpp compute anew what it remembers of the whole context
+  kBySnapshots,      // llama.cpp ends the process at a mark
+};
+GoesBack goes_back(const std::string &architecture);
 
 }  // namespace df2

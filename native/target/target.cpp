@@ -8,6 +8,7 @@
 #include "common/token_hash.h"
 #include "cpu_backend/packed_weights.h"
 #include "llama.h"
+#include "target/architectures.h"
 #include "target/target_graph.h"
 #include "target/target_open.h"
 
@@ -15,14 +16,14 @@ namespace df2 {
 
 namespace {
 
-void fill_batch(llama_batch *batch, const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits) {
+void fill_batch(llama_batch *batch, const int32_t *tokens, int32_t n_tokens, int32_t position, int32_t first_logits) {
   batch->n_tokens = n_tokens;
   for (int32_t i = 0; i < n_tokens; ++i) {
     batch->token[i] = tokens[i];
     batch->pos[i] = position + i;
     batch->n_seq_id[i] = 1;
     batch->seq_id[i][0] = 0;
-    batch->logits[i] = all_logits || i + 1 == n_tokens;
+    batch->logits[i] = i >= first_logits;
   }
 }
 
@@ -45,6 +46,7 @@ Target::Target(llama_context *context, df2_taps *taps)
       vocab_(llama_model_get_vocab(model_)),
       context_(context),
       taps_(taps),
+      memory_(make_target_memory(context)),
       batch_(std::make_unique<llama_batch>(llama_batch_init(n_batch(), 0, 1))) {}
 
 Target::~Target() {
@@ -84,9 +86,7 @@ bool Target::is_end(int32_t token) const {
 }
 
 std::string Target::architecture() const {
-  char name[128] = "";
-  llama_model_meta_val_str(model_, "general.architecture", name, sizeof(name));
-  return name;
+  return architecture_of(model_);
 }
 
 std::string Target::description() const {
@@ -101,19 +101,13 @@ std::string Target::description() const {
 }
 
 std::string Target::rewind_problem() const {
-  if (llama_model_is_recurrent(model_) || llama_model_is_hybrid(model_)) {
-    return format(
-        "'%s' keeps a recurrent state, which cannot drop single tokens; only attention-only targets are "
-        "supported",
-        architecture().c_str());
-  }
   if (llama_pooling_type(context_) > LLAMA_POOLING_TYPE_NONE) {
     return "the context pools embeddings instead of giving logits; create it without embeddings";
   }
   if (llama_model_has_encoder(model_) || llama_get_memory(context_) == nullptr) {
     return format("'%s' is not a decoder with a K/V cache", architecture().c_str());
   }
-  return "";
+  return memory_problem(context_, architecture());
 }
 
 int32_t Target::tokenize(const char *text, int32_t n_bytes, bool add_special, bool parse_special, int32_t *tokens,
@@ -137,9 +131,10 @@ int32_t Target::n_token_mismatches(const std::vector<uint32_t> &hashes) const {
   return n_different;
 }
 
-void Target::decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits) {
-  fill_batch(batch_.get(), tokens, n_tokens, position, all_logits);
+void Target::decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t position, int32_t first_logits) {
+  fill_batch(batch_.get(), tokens, n_tokens, position, first_logits);
   const int32_t status = llama_decode(context_, *batch_);
+  memory_->decoded(position, n_tokens, status);
   if (status == 0) {
     return;
   }
@@ -147,39 +142,37 @@ void Target::decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t posit
   throw Error(DF2_EBACKEND, format("llama_decode failed (%d: %s); the session is as before", status, reason));
 }
 
-void Target::decode(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits, float *features) {
+void Target::decode(const int32_t *tokens, int32_t n_tokens, int32_t position, int32_t first_logits, float *features) {
   if (features == nullptr) {
-    decode_batch(tokens, n_tokens, position, all_logits);
+    decode_batch(tokens, n_tokens, position, first_logits);
     return;
   }
   // the last layer computes only rows that ask for logits, so reading it means asking for all
   tap_source_->read(features, n_tokens,
-                    [&] { decode_batch(tokens, n_tokens, position, all_logits || taps_last_layer_); });
+                    [&] { decode_batch(tokens, n_tokens, position, taps_last_layer_ ? 0 : first_logits); });
 }
 
 const float *Target::logits(int32_t i) const {
   return llama_get_logits_ith(context_, i);
 }
 
-bool Target::has_numbers(int32_t i) const {
-  const float *values = logits(i);
+bool Target::has_numbers(const float *logits) const {
   const int32_t n = n_vocab();
   // every comparison with NaN is false
   int32_t n_below_infinity = 0;
   int32_t n_above_minus_infinity = 0;
   for (int32_t id = 0; id < n; ++id) {
-    n_below_infinity += values[id] < INFINITY ? 1 : 0;
-    n_above_minus_infinity += values[id] > -INFINITY ? 1 : 0;
+    n_below_infinity += logits[id] < INFINITY ? 1 : 0;
+    n_above_minus_infinity += logits[id] > -INFINITY ? 1 : 0;
   }
   return n_below_infinity == n && n_above_minus_infinity > 0;
 }
 
 // What llama_sampler_sample does, which aborts on a chain that selects nothing.
-int32_t Target::sample(llama_sampler *sampler, int32_t i) {
-  const float *values = logits(i);
+int32_t Target::sample(llama_sampler *sampler, const float *logits) {
   candidates_.resize(static_cast<size_t>(n_vocab()));
   for (size_t id = 0; id < candidates_.size(); ++id) {
-    candidates_[id] = {static_cast<llama_token>(id), values[id], 0.0f};
+    candidates_[id] = {static_cast<llama_token>(id), logits[id], 0.0f};
   }
   llama_token_data_array array = {candidates_.data(), candidates_.size(), -1, false};
   llama_sampler_apply(sampler, &array);
@@ -197,22 +190,9 @@ int32_t Target::sample(llama_sampler *sampler, int32_t i) {
   return token;
 }
 
-bool Target::truncate(int32_t position) {
-  return llama_memory_seq_rm(llama_get_memory(context_), 0, position, -1);
-}
-
-bool Target::can_continue_at(int32_t position) const {
-  const int32_t n_swa = llama_model_n_swa(model_);
-  if (n_swa <= 0 || position == 0) {
-    return true;
-  }
-  // a sliding-window cache drops what its newest position no longer sees
-  const int32_t oldest = llama_memory_seq_pos_min(llama_get_memory(context_), 0);
-  return oldest >= 0 && oldest <= std::max(0, position - n_swa);
-}
-
 void Target::clear() {
   llama_memory_clear(llama_get_memory(context_), true);
+  memory_->cleared();
 }
 
 SharedWeights Target::shared_weights() {

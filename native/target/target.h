@@ -12,6 +12,7 @@
 #include "cpu_backend/packed_bytes.h"
 #include "dflash2.h"
 #include "target/tap_source.h"
+#include "target/target_memory.h"
 
 struct ggml_threadpool;
 struct llama_batch;
@@ -51,8 +52,10 @@ class Target {
   // What the model is, in one line: its name, type and size, not its weights.
   std::string description() const;
 
-  // Why the memory cannot drop single tokens (recurrent or hybrid); empty if it can.
+  // Why the memory cannot drop tokens; empty if it can.
   std::string rewind_problem() const;
+
+  TargetMemory &memory() { return *memory_; }
 
   // llama_tokenize: the number of ids, written if they fit into capacity. Throws DF2_EINVAL where llama.cpp throws or
   // aborts.
@@ -73,31 +76,26 @@ class Target {
   // DF2_EUNSUPPORTED if neither this architecture nor this context shows them; none are read then.
   void select_taps(const std::vector<int32_t> &layers);
 
-  // Decodes tokens at positions position, position + 1, ... of sequence 0. all_logits: for every token, else for the
-  // last. features: [n_tokens][n_taps * n_embd] to fill, once taps are selected, or null. n_tokens <= n_batch. Throws
-  // DF2_EBACKEND; the memory may then hold some of the tokens, and the caller truncates it.
-  void decode(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits, float *features);
+  // Decodes tokens at positions position, position + 1, ... of sequence 0. first_logits: the first token whose logits
+  // are wanted, all later ones' are too. features: [n_tokens][n_taps * n_embd] to fill, once taps are selected, or
+  // null. n_tokens <= n_batch. Throws DF2_EBACKEND; the memory may then hold some of the tokens, and the caller goes
+  // back.
+  void decode(const int32_t *tokens, int32_t n_tokens, int32_t position, int32_t first_logits, float *features);
 
-  // Logits of the i-th token of the last decode that asked for them: [n_vocab].
+  // Logits of the i-th token of the last decode, if it asked for them; -1 is the last: [n_vocab].
   const float *logits(int32_t i) const;
 
-  // Whether a token can be chosen by them: none is NaN or plus infinity, and one is finite.
-  bool has_numbers(int32_t i) const;
+  // Whether a token can be chosen by such logits: none is NaN or plus infinity, and one is finite.
+  bool has_numbers(const float *logits) const;
 
-  // Runs a sampler chain on those logits; the chain accepts what it picks. Throws DF2_EINVAL if it picks nothing.
-  int32_t sample(llama_sampler *sampler, int32_t i);
-
-  // Drops every position >= position. False if the memory cannot.
-  bool truncate(int32_t position);
-
-  // Whether the memory still holds everything a token at `position` may attend to.
-  bool can_continue_at(int32_t position) const;
+  // Runs a sampler chain on such logits; the chain accepts what it picks. Throws DF2_EINVAL if it picks nothing.
+  int32_t sample(llama_sampler *sampler, const float *logits);
 
   void clear();
 
  private:
   Target(llama_context *context, df2_taps *taps);
-  void decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t position, bool all_logits);
+  void decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t position, int32_t first_logits);
 
   const ListReader reader_;
   std::unique_ptr<OwnContext> own_;  // null: attached
@@ -106,6 +104,7 @@ class Target {
   llama_context *context_;
   df2_taps *taps_;
   std::unique_ptr<PackedBytes> packed_;  // null until known
+  std::unique_ptr<TargetMemory> memory_;
   std::unique_ptr<TapSource> tap_source_;
   bool taps_last_layer_ = false;
   std::unique_ptr<llama_batch> batch_;

@@ -10,9 +10,11 @@
 #include "cpu_backend/packed_buffer.h"
 #include "cpu_backend/packed_weights.h"
 #include "cpu_backend/stock.h"
+#include "target/architectures.h"
 #include "target/load_watch.h"
 #include "target/target.h"
 #include "target/target_graph.h"
+#include "target/target_memory.h"
 #include "target/target_parts.h"
 
 namespace df2 {
@@ -153,6 +155,19 @@ void load_model(const std::string &path, const LoadWatch &watch, bool can_map, O
   }
 }
 
+// What a recurrent state needs to be gone back to.
+void add_way_back(const llama_model *model, llama_context_params *params) {
+  if (!is_recurrent(model)) {
+    return;
+  }
+  if (goes_back(architecture_of(model)) != GoesBack::kByMark && params->n_ubatch > 2) {
+    params->n_rs_seq = std::min(kSnapshots, params->n_ubatch - 2);
+    return;
+  }
+  params->n_seq_max = 2;
+  params->kv_unified = true;
+}
+
 llama_context_params context_params(const TargetOptions &options, const OwnContext &own) {
   const int32_t n_ctx_train = llama_model_n_ctx_train(own.model.get());
   llama_context_params params = llama_context_default_params();
@@ -165,6 +180,7 @@ llama_context_params context_params(const TargetOptions &options, const OwnConte
   params.cb_eval = show_to_taps;
   params.cb_eval_user_data = own.taps.get();
   params.no_perf = true;
+  add_way_back(own.model.get(), &params);
   return params;
 }
 

@@ -48,6 +48,7 @@ struct Machine {
   double first = 1;        // by how much the first plain cycle seems slower than it is
   double change_us = 400;  // of verifying another number of tokens than the cycle before
   int turn = 0;            // from this token on nothing is accepted; 0: never
+  bool replays = false;    // tokens accepted before a rejection are decoded again with the next verify
 };
 
 struct Outcome {
@@ -67,34 +68,34 @@ class Simulation {
     bool has_seen_plain = false;
     double n_tokens = 0.0;
     double n_verified = 0.0;
-    int32_t last_kept = -1;
+    int32_t last_behind = -1;
+    int32_t n_replayed = 0;
     int n_cycles = 0;
     for (; n_tokens < n_tokens_wanted; ++n_cycles) {
       const int i = n_cycles;
-      const Phase before = chooser != nullptr ? chooser->phase() : Phase::kTrying;
       const int32_t room = static_cast<int32_t>(n_tokens_wanted - n_tokens) - 1;
-      const int32_t n = std::min(room, chooser != nullptr ? chooser->choose() : fixed);
-      if (chooser != nullptr) {
-        check_transition(before, chooser->phase());
-      }
+      const bool is_full = n_replayed > kMax;  // as a session has it: these are decoded for good
+      const int32_t n = is_full ? 0 : std::min(room, chooser != nullptr ? chosen(chooser) : fixed);
       CHECK(n >= 0 && n <= kMax);
       draw_draft(machine_.turn > 0 && n_tokens >= machine_.turn ? 0.0 : machine_.acceptance);
-      const int32_t n_kept = chooser != nullptr && n > 0 ? chooser->cut(q_.data(), n) : n;
+      const int32_t n_kept = chooser != nullptr && n > 0 ? chooser->cut(q_.data(), n, n_replayed) : n;
       CHECK(n_kept >= 0 && n_kept <= n);
       const int32_t n_accepted = std::min(n_right_, n_kept);
       const double draft_us = n > 0 ? machine_.draft_us : 0.0;
       const double plain_us = machine_.plain_us * (1.0 + machine_.growth * n_tokens);
+      const int32_t n_behind = n_replayed + n_kept;
       const double verify_us =
-          plain_us + machine_.per_token_us * n_kept + (n_kept != last_kept ? machine_.change_us : 0.0);
-      last_kept = n_kept;
+          plain_us + machine_.per_token_us * n_behind + (n_behind != last_behind ? machine_.change_us : 0.0);
+      last_behind = n_behind;
       if (chooser != nullptr) {
         const bool is_slow = machine_.phase > 0 && i / machine_.phase % 2 == 1;
-        const double first = n_kept == 0 && !has_seen_plain ? machine_.first : 1.0;
-        has_seen_plain = has_seen_plain || n_kept == 0;
+        const double first = n_behind == 0 && !has_seen_plain ? machine_.first : 1.0;
+        has_seen_plain = has_seen_plain || n_behind == 0;
         const double noise = first * (is_slow ? 1.35 : 1.0) * (1.0 + 0.1 * uniform() + (uniform() < 0.02 ? 3.0 : 0.0));
-        chooser->observe(q_.data(), n, n_kept, n_accepted, static_cast<uint64_t>(draft_us * noise),
+        chooser->observe(q_.data(), n, n_kept, n_accepted, n_replayed, static_cast<uint64_t>(draft_us * noise),
                          static_cast<uint64_t>(verify_us * noise));
       }
+      n_replayed = machine_.replays && n_accepted < n_kept ? n_replayed + n_accepted + 1 : 0;
       time_us += draft_us + verify_us;
       plain_time_us += plain_us * (n_accepted + 1);
       n_tokens += n_accepted + 1;
@@ -105,6 +106,13 @@ class Simulation {
   }
 
  private:
+  static int32_t chosen(df2::DraftLength *chooser) {
+    const Phase before = chooser->phase();
+    const int32_t n = chooser->choose();
+    check_transition(before, chooser->phase());
+    return n;
+  }
+
   double uniform() { return std::uniform_real_distribution<double>(0.0, 1.0)(generator_); }
 
   // Each position's chance of being right lies between the average and certainty, by how much the drafter knows.
@@ -145,6 +153,11 @@ Outcome run(const Machine &machine, int n_tokens, uint32_t seed) {
     outcome.best_fixed = std::max(outcome.best_fixed, Simulation(machine, seed).run(n_tokens, nullptr, n, &unused));
   }
   return outcome;
+}
+
+Machine replaying(Machine machine) {
+  machine.replays = true;
+  return machine;
 }
 
 void test_machine(const char *name, const Machine &machine, int n_tokens, double of_best_fixed, double least) {
@@ -297,11 +310,11 @@ struct Story {
     const char phase = letter(length.phase());
     CHECK((n > 0) == (std::strchr("TDP", phase) != nullptr));
     const int32_t n_drafted = has_room ? n : 0;
-    const int32_t n_verified = n_drafted > 0 ? length.cut(q, n_drafted) : 0;
+    const int32_t n_verified = n_drafted > 0 ? length.cut(q, n_drafted, 0) : 0;
     CHECK(n_verified > 0 || n_drafted == 0 || phase == 'D');  // what is drafted to learn from is verified in part
     if (!does_fail) {
       const auto per_token_us = static_cast<uint64_t>(100 * n_verified);
-      length.observe(q, n_drafted, n_verified, is_right ? n_verified : 0, n_drafted > 0 ? 200 : 0,
+      length.observe(q, n_drafted, n_verified, is_right ? n_verified : 0, 0, n_drafted > 0 ? 200 : 0,
                      plain_us + per_token_us);
     }
     return phase;
@@ -396,10 +409,10 @@ std::string choices(uint32_t seed, uint32_t draft_us, uint32_t per_token_us, int
       n_right += n_right == k && below(100) < percent ? 1 : 0;
     }
     const int32_t n_drafted = length.choose();
-    const int32_t n_verified = n_drafted > 0 ? length.cut(q, n_drafted) : 0;
+    const int32_t n_verified = n_drafted > 0 ? length.cut(q, n_drafted, 0) : 0;
     const uint32_t verify_us = 4000 + below(400) + per_token_us * static_cast<uint32_t>(n_verified);
-    length.observe(q, n_drafted, n_verified, std::min(n_verified, n_right), n_drafted > 0 ? draft_us + below(100) : 0,
-                   verify_us);
+    length.observe(q, n_drafted, n_verified, std::min(n_verified, n_right), 0,
+                   n_drafted > 0 ? draft_us + below(100) : 0, verify_us);
     found += n_drafted > 0 ? static_cast<char>('0' + n_verified) : '.';
   }
   return found;
@@ -475,6 +488,11 @@ int main() {
   // in between a short draft is best, or one as long as the drafter is sure
   test_machine("middling, knowing", {8000, 2000, 1500, 0.6, 0.8, 2.0}, 600, 1.05, 1.0);
   test_machine("middling, unknowing", {8000, 2000, 1500, 0.6, 0.0, 2.0}, 600, 0.9, 0.97);
+  // targets that decode again what was accepted before a rejection
+  test_machine("replaying, cheap verify", replaying({8000, 500, 1500, 0.7, 0.5, 2.0}), 600, 0.97, 1.4);
+  test_machine("replaying, middling", replaying({8000, 1500, 1500, 0.5, 0.3, 2.0}), 600, 0.97, 0.97);
+  test_machine("replaying, dear verify", replaying({8000, 4000, 1500, 0.6, 0.5, 2.0}), 600, 0.97, 0.97);
+  test_machine("replaying, useless", replaying({8000, 300, 1000, 0.0, 0.5, 2.0}), 600, 0.97, 0.97);
   // nothing is ever accepted, whatever the drafter says of it
   test_machine("useless", {8000, 300, 1000, 0.0, 0.5, 2.0}, 600, 0.97, 0.97);
   test_machine("useless and sure", {8000, 300, 1000, 0.0, 0.0, 1e9}, 600, 0.97, 0.97);

@@ -195,14 +195,14 @@ void test_chosen_length() {
   df2_step_result result;
   df2_draft_options options = DF2_DRAFT_OPTIONS_INIT;
   while ((options.n_draft = length.choose()) == 0) {
-    length.observe(nullptr, 0, 0, 0, 0, 1000);
+    length.observe(nullptr, 0, 0, 0, 0, 0, 1000);
     CHECK_STATUS(df2_session_step(pair.session, tokens, DF2_MAX_DRAFT + 1, &result), DF2_OK);
     CHECK(result.n_drafted == 0);
   }
   df2_draft draft = {};
   draft.struct_size = sizeof(draft);
   CHECK_STATUS(df2_session_draft(pair.session, &options, &draft), DF2_OK);
-  const int32_t n_worth = length.cut(draft.tokens_q, draft.n_draft);
+  const int32_t n_worth = length.cut(draft.tokens_q, draft.n_draft, 0);
   CHECK(n_worth > 0 && n_worth < draft.n_draft);
   CHECK_STATUS(df2_session_step(pair.session, tokens, DF2_MAX_DRAFT + 1, &result), DF2_OK);
   CHECK(result.n_drafted == n_worth);
@@ -438,12 +438,17 @@ void test_failing_decode() {
   CHECK(df2_session_n_tokens(pair.session) == 0);
   llama_set_abort_callback(context, nullptr, nullptr);
   CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data(), 8), DF2_OK);
-  // a second prefill that fails takes the first one's logits with it, and nothing else
+  // a second prefill that fails takes nothing with it: not even the first one's logits, which are still to pick from
   n_calls = 0;
   llama_set_abort_callback(context, fail_soon, &n_calls);
   CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data() + 8, n_prompt - 8), DF2_EBACKEND);
   CHECK(df2_session_n_tokens(pair.session) == 8);
   llama_set_abort_callback(context, nullptr, nullptr);
+  const std::vector<int32_t> picked = generate(pair.session, 4);
+  CHECK_STATUS(df2_session_rewind(pair.session, 0), DF2_OK);
+  CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data(), 8), DF2_OK);
+  CHECK(generate(pair.session, 4) == picked);
+  CHECK_STATUS(df2_session_rewind(pair.session, 8), DF2_OK);
   CHECK_STATUS(df2_session_prefill(pair.session, kPrompt.data() + 8, n_prompt - 8), DF2_OK);
   std::vector<int32_t> text = generate(pair.session, 7);
   for (int round = 0; round < 3; ++round) {

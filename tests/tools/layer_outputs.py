@@ -80,7 +80,7 @@ def layer_outputs(
     llama: llama_cpp.Llama, tokens: Sequence[int], layers: Sequence[int]
 ) -> dict[int, Rows]:
     """The hidden states after some layers (1: the first), [n_tokens, n_embd] each."""
-    ggml = _ggml()
+    ggml = ggml_base()
     n_embd = llama.n_embd()
     n_batch = int(llama.context_params.n_ubatch)
     names = {f"l_out-{layer - 1}".encode(): layer for layer in layers}
@@ -110,11 +110,21 @@ def layer_outputs(
     return {layer: np.concatenate(rows) for layer, rows in parts.items()}
 
 
-def _ggml() -> ctypes.CDLL:
+class GgufParams(ctypes.Structure):
+    """gguf_init_params"""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
+def ggml_base() -> ctypes.CDLL:
     """The library behind llama.cpp, which is in the process already."""
     folder = Path(llama_cpp.__file__).parent / "lib"
     ggml = ctypes.CDLL(str(next(folder.glob("*ggml-base*"))))
     ggml.ggml_get_name.argtypes, ggml.ggml_get_name.restype = [ctypes.c_void_p], ctypes.c_char_p
     ggml.ggml_get_data.argtypes, ggml.ggml_get_data.restype = [ctypes.c_void_p], ctypes.c_void_p
     ggml.ggml_nelements.argtypes, ggml.ggml_nelements.restype = [ctypes.c_void_p], ctypes.c_int64
+    ggml.ggml_n_dims.argtypes, ggml.ggml_n_dims.restype = [ctypes.c_void_p], ctypes.c_int
+    ggml.gguf_init_from_file.argtypes = [ctypes.c_char_p, GgufParams]
+    ggml.gguf_init_from_file.restype = ctypes.c_void_p
+    ggml.gguf_free.argtypes, ggml.gguf_free.restype = [ctypes.c_void_p], None
     return ggml
