@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <sstream>
 #include <thread>
 
+#include "common/control_groups.h"
 #include "common/error.h"
 
 #if defined(__linux__)
@@ -35,11 +35,6 @@ std::optional<std::string> first_line(const std::string &path) {
 int64_t number_in(const std::string &path) {
   const std::optional<std::string> line = first_line(path);
   return line ? std::strtoll(line->c_str(), nullptr, 10) : 0;
-}
-
-std::vector<std::string> words_of(const std::string &line) {
-  std::istringstream stream(line);
-  return {std::istream_iterator<std::string>(stream), std::istream_iterator<std::string>()};
 }
 
 // Whether a list such as "0-3,8" names the CPU.
@@ -136,76 +131,12 @@ double quota_of(const std::string &group) {
   return quota > 0 && period > 0 ? static_cast<double>(quota) / static_cast<double>(period) : 0.0;
 }
 
-bool names_cpu(const std::string &controllers) {
-  std::istringstream parts(controllers);
-  std::string part;
-  while (std::getline(parts, part, ',')) {
-    if (part == "cpu") {
-      return true;
-    }
-  }
-  return false;
-}
-
-// A hierarchy of groups that can limit CPU time, as it is mounted.
-struct Hierarchy {
-  std::string point;
-  std::string root;  // the group that is there
-  bool is_unified;   // version 2
-};
-
-// From lines such as "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu".
-std::vector<Hierarchy> mounted_hierarchies(const std::string &root) {
-  std::vector<Hierarchy> found;
-  std::ifstream file(root + "/proc/self/mountinfo");
-  for (std::string line; std::getline(file, line);) {
-    const std::vector<std::string> words = words_of(line);
-    const auto dash = std::find(words.begin(), words.end(), "-");
-    if (words.size() < 6 || words.end() - dash < 4) {
-      continue;
-    }
-    const bool is_unified = dash[1] == "cgroup2";
-    if (is_unified || (dash[1] == "cgroup" && names_cpu(dash[3]))) {
-      found.push_back({words[4], words[3], is_unified});
-    }
-  }
-  return found;
-}
-
-// The process's group in a hierarchy, from lines such as "4:cpu,cpuacct:/group" or, in version 2, "0::/group".
-std::string own_group(const std::string &root, bool is_unified) {
-  std::ifstream file(root + "/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) {
-      continue;
-    }
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (is_unified ? controllers.empty() : names_cpu(controllers)) {
-      return line.substr(second + 1);
-    }
-  }
-  return "/";
-}
-
-// What of the group's path is below the mount; "" if the group itself is mounted, or is not to be seen from here.
-std::string path_below(const Hierarchy &hierarchy, const std::string &group) {
-  const std::string top = hierarchy.root == "/" ? "" : hierarchy.root;
-  const bool is_below = group.compare(0, top.size() + 1, top + "/") == 0 && group.find("/..") == std::string::npos;
-  return is_below && group != "/" ? group.substr(top.size()) : "";
-}
-
 // The smallest quota of the process's groups and those around them; 0: none.
 double find_quota(const std::string &root) {
   double smallest = 0.0;
-  for (const Hierarchy &hierarchy : mounted_hierarchies(root)) {
-    std::string path = path_below(hierarchy, own_group(root, hierarchy.is_unified));
-    for (bool is_top = false; !is_top; path.erase(std::min(path.size(), path.rfind('/')))) {
-      is_top = path.empty();
-      const double quota = quota_of(root + hierarchy.point + path);
-      smallest = quota > 0.0 && (smallest == 0.0 || quota < smallest) ? quota : smallest;
-    }
+  for (const std::string &group : control_groups(root, "cpu")) {
+    const double quota = quota_of(group);
+    smallest = quota > 0.0 && (smallest == 0.0 || quota < smallest) ? quota : smallest;
   }
   return smallest;
 }

@@ -6,6 +6,8 @@
 #include <optional>
 #include <sstream>
 
+#include "common/control_groups.h"
+
 namespace df2 {
 
 namespace {
@@ -38,22 +40,15 @@ uint64_t system_memory(const std::string &root) {
   return kilobytes ? *kilobytes * 1024 : kUnlimited;
 }
 
-// The two versions of the interface: what names the group's line in /proc/self/cgroup, where groups are, and names of
-// files and of what is in them.
+// The two versions of the interface: names of files and of what is in them.
 struct Version {
-  const char *controller;
-  const char *folder;
   const char *limit;
   const char *usage;
   const char *cached[2];
 };
 constexpr Version kVersions[] = {
-    {"", "/sys/fs/cgroup", "/memory.max", "/memory.current", {"inactive_file", "active_file"}},
-    {"memory",
-     "/sys/fs/cgroup/memory",
-     "/memory.limit_in_bytes",
-     "/memory.usage_in_bytes",
-     {"total_inactive_file", "total_active_file"}}};
+    {"/memory.max", "/memory.current", {"inactive_file", "active_file"}},
+    {"/memory.limit_in_bytes", "/memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}}};
 
 // What the limit of one group leaves.
 uint64_t left_in(const std::string &group, const Version &version) {
@@ -70,35 +65,14 @@ uint64_t left_in(const std::string &group, const Version &version) {
   return *limit - std::min(*limit, used);
 }
 
-// The process's group, from a line such as "4:memory:/group" or, in version 2, "0::/group".
-std::string own_group(const std::string &root, const std::string &controller) {
-  std::ifstream file(root + "/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    const size_t at = line.find(':' + controller + ':');
-    if (at != std::string::npos) {
-      return line.substr(at + controller.size() + 2);
-    }
-  }
-  return "";
-}
-
-// The least that the process's group and those around it leave. A container may show its own as the topmost one.
-uint64_t group_memory(const std::string &root, const Version &version) {
-  uint64_t least = kUnlimited;
-  std::string path = own_group(root, version.controller);
-  for (bool is_top = false; !is_top; path.erase(std::min(path.size(), path.rfind('/')))) {
-    is_top = path.empty();
-    least = std::min(least, left_in(root + version.folder + path, version));
-  }
-  return least;
-}
-
 }  // namespace
 
 uint64_t available_memory(const std::string &root) {
   uint64_t least = system_memory(root);
-  for (const Version &version : kVersions) {
-    least = std::min(least, group_memory(root, version));
+  for (const std::string &group : control_groups(root, "memory")) {
+    for (const Version &version : kVersions) {
+      least = std::min(least, left_in(group, version));
+    }
   }
   return least;
 }

@@ -33,6 +33,8 @@ class Root {
   std::filesystem::path path_;
 };
 
+constexpr char kMounted[] = "31 23 0:26 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup rw\n";
+
 void test_system() {
   const Root root;
   CHECK(root.available() == UINT64_MAX);
@@ -44,6 +46,7 @@ void test_version_2() {
   const Root root;
   root.write("proc/meminfo", "MemAvailable:    60 kB\n");
   root.write("proc/self/cgroup", "0::/outer/inner\n");
+  root.write("proc/self/mountinfo", kMounted);
   root.write("sys/fs/cgroup/outer/inner/memory.max", "max\n");
   root.write("sys/fs/cgroup/outer/inner/memory.current", "20000\n");
   CHECK(root.available() == 60 * 1024);
@@ -61,6 +64,7 @@ void test_version_2() {
 void test_container() {
   const Root root;
   root.write("proc/self/cgroup", "0::/docker/1234\n");
+  root.write("proc/self/mountinfo", "31 23 0:26 /docker/1234 /sys/fs/cgroup rw,relatime - cgroup2 cgroup rw\n");
   root.write("sys/fs/cgroup/memory.max", "8000\n");
   root.write("sys/fs/cgroup/memory.current", "1000\n");
   CHECK(root.available() == 7000);
@@ -69,6 +73,7 @@ void test_container() {
 void test_version_1() {
   const Root root;
   root.write("proc/self/cgroup", "12:cpu,cpuacct:/a\n4:memory:/group\n0::/\n");
+  root.write("proc/self/mountinfo", "32 31 0:29 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n");
   root.write("sys/fs/cgroup/memory/group/memory.limit_in_bytes", "9000\n");
   root.write("sys/fs/cgroup/memory/group/memory.usage_in_bytes", "5000\n");
   root.write("sys/fs/cgroup/memory/group/memory.stat", "cache 1\ntotal_inactive_file 300\ntotal_active_file 40\n");
