@@ -151,7 +151,7 @@ void load_model(const std::string &path, const LoadWatch &watch, bool can_map, O
     throw PackedRefused{format("no memory for %llu MiB of packed weights", n_bytes >> 20), true};
   }
   if (own->model == nullptr) {
-    fail(DF2_EFORMAT, watch, "load", path);
+    fail(watch.is_out_of_memory() ? DF2_ENOMEM : DF2_EFORMAT, watch, "load", path);
   }
 }
 

@@ -63,6 +63,14 @@ def test_target(smollm_target: Path) -> None:
     assert "kernels = false" in refused["ERROR"]
 
 
+def test_a_target_that_cannot_be_mapped_either(smollm_target: Path) -> None:
+    """Room for the file once, for its header to be read, but not beside what llama.cpp needs."""
+    file_size = smollm_target.stat().st_size
+    for room in (10_000_000, file_size, file_size + 12_000_000):
+        refused = opened("target", smollm_target, "off", room)
+        assert "ERROR" in refused, room
+
+
 def test_drafter(smollm_drafter: Path) -> None:
     """The same of a drafter."""
     stock = opened("drafter", smollm_drafter, "off")
