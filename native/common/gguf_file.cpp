@@ -78,6 +78,9 @@ void GgufFile::parse_header() {
   const LogCapture log(ggml_log_set);
   header_.reset(map_->is_mapped() ? gguf_init_from_buffer(map_->data(), map_->size(), params)
                                   : gguf_init_from_file(path_.c_str(), params));
+  if (header_ == nullptr && speaks_of_memory(log.message())) {
+    throw Error(DF2_ENOMEM, format("no memory to read the header of '%s' (%s)", path_.c_str(), log.message().c_str()));
+  }
   if (header_ == nullptr) {
     fail(header_remedy(log.message(), path_));
   }

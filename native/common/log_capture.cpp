@@ -1,7 +1,9 @@
 #include "common/log_capture.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 
 namespace df2 {
@@ -30,6 +32,12 @@ void LogCapture::on_log(ggml_log_level level, const char *text, void *user_data)
     }
   }
   programs_callback.load()(level, text, user_data);
+}
+
+bool speaks_of_memory(const std::string &message) {
+  constexpr const char *kWords[] = {"Cannot allocate memory", "bad_alloc", "unable to allocate", "failed to allocate"};
+  return std::any_of(std::begin(kWords), std::end(kWords),
+                     [&](const char *words) { return message.find(words) != std::string::npos; });
 }
 
 LogCapture::LogCapture(LogSet set) : outer_(current) {

@@ -11,6 +11,9 @@ namespace df2 {
 // ggml_log_set, or llama_log_set, which sets both logs.
 using LogSet = void (*)(ggml_log_callback callback, void *user_data);
 
+// Whether what was logged is about a lack of memory, in the words of the C library, C++, ggml or llama.cpp.
+bool speaks_of_memory(const std::string &message);
+
 // Keeps the errors that are logged on this thread while it exists; the program's log gets all lines as before.
 class LogCapture {
  public:

@@ -16,16 +16,8 @@ struct LoadWatch {
     return !guard.message().empty() ? guard.message() : !logged.empty() ? logged : "it does not say why";
   }
 
-  // Whether that is a lack of memory, in the words of the C library, C++, ggml or llama.cpp.
-  bool is_out_of_memory() const {
-    const std::string why = reason();
-    for (const char *words : {"Cannot allocate memory", "bad_alloc", "unable to allocate", "failed to allocate"}) {
-      if (why.find(words) != std::string::npos) {
-        return true;
-      }
-    }
-    return false;
-  }
+  // Whether that is a lack of memory.
+  bool is_out_of_memory() const { return speaks_of_memory(reason()); }
 
   const LoadGuard guard;
   const LogCapture log{llama_log_set};
