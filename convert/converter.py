@@ -271,9 +271,10 @@ def _check_pair(config: DrafterConfig, target: Target, path: Path) -> None:
 @contextlib.contextmanager
 def _replacing(out: Path) -> Iterator[tuple[BinaryIO, Path]]:
     """A temporary file beside `out` that takes its place on success and vanishes on any error."""
-    descriptor, name = tempfile.mkstemp(
-        dir=out.absolute().parent, prefix=f".{out.name}.", suffix=".tmp"
-    )
+    if out.exists() and not out.is_file():
+        raise ConversionError(f"{out} is not a regular file: give the path of a file to write")
+    out = out.resolve()  # what a link leads to is replaced, not the link
+    descriptor, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".tmp")
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -90,7 +90,9 @@ def not_a_file(path: Path) -> str | None:
         found = sorted(file.name for file in path.glob("*.gguf"))
         names = f" ({', '.join(found[:3])})" if found else ""
         return f"a folder: give the GGUF file's own path{names}"
-    return None if path.exists() else _missing(path)
+    if not path.exists():
+        return _missing(path)
+    return None if path.is_file() else _NOT_REGULAR
 
 
 def not_a_folder(path: Path) -> str | None:
@@ -105,11 +107,16 @@ def not_a_folder(path: Path) -> str | None:
         return f"a folder of GGUF files: give the path of one ({found[0]})" if found else None
     if not path.exists():
         return _missing(path)
+    if not path.is_file():
+        return _NOT_REGULAR
     with path.open("rb") as file:
         is_gguf = file.read(4) == b"GGUF"
     if is_gguf:
         return "a GGUF file, which needs no conversion (`pydflash2 inspect` tells what it is)"
     return "a file: give the folder that it is in, with config.json and the weights"
+
+
+_NOT_REGULAR = "not a regular file but a pipe or device: give the path of a file"
 
 
 def _missing(path: Path) -> str:

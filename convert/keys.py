@@ -132,8 +132,10 @@ class ConfigKeys:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.error(f"{names[0]} is {value!r}, not a number")
-        if not math.isfinite(value) or abs(value) > 3e38:
-            raise self.error(f"{names[0]} is {value!r}, not a finite 32-bit number")
+        if abs(value) > 3e38 or not math.isfinite(
+            value
+        ):  # in this order: an int may be larger still
+            raise self.error(f"{names[0]} is {value!r:.40}, not a finite 32-bit number")
         return float(value)
 
     def need_number(self, *names: str, gguf_key: str = "", note: str = "") -> float:

@@ -63,7 +63,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ typedef void (*df2_log_callback)(int32_t level, const char *message, void *paylo
 
 void df2_log_set(df2_log_callback callback, void *payload);
 
+void df2_log_ignore(int level, const char *message, void *payload);
+
 typedef enum df2_kernels {
   DF2_KERNELS_DEFAULT = 0,
   DF2_KERNELS_OFF = 1

@@ -35,10 +35,11 @@ class KernelInfo:
 def enable_kernels() -> KernelInfo:
     """Makes the kernels known to llama.cpp and says what came of it. Again only says it.
 
-    Loading a Target or a Drafter does this too. Needed only to have them in a llama_cpp.Llama: call
-    it before the process loads its first model, and while no other thread computes with llama.cpp,
-    whose threads read without a lock what this changes. Raises InvalidArgumentError or
-    UnsupportedError if DF2_KERNELS or DF2_FORCE_ISA asks for what cannot be.
+    Whatever else uses the native library first does this too. Needed only to have them in a
+    llama_cpp.Llama: call it before the process loads its first model, and while no other thread
+    computes with llama.cpp, whose threads read without a lock what this changes. Raises
+    InvalidArgumentError or UnsupportedError if DF2_KERNELS or DF2_FORCE_ISA asks for what cannot
+    be.
     """
     lib = library()
     check(lib.df2_kernels_enable())

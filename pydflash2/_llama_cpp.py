@@ -7,6 +7,7 @@ Pointers cross between the two bindings as integers. Nothing here owns a model o
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 import weakref
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 import llama_cpp
 
-from pydflash2._ffi import Uncopyable, check, ffi, library
+from pydflash2._ffi import Uncopyable, address, check, ffi, library
 from pydflash2._options import encode_text
 from pydflash2.errors import InvalidArgumentError, OutOfMemoryError
 
@@ -164,9 +165,10 @@ class Sampler(Uncopyable):
         self._free()
 
 
-@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
-def _log_quiet(level: int, text: bytes, payload: Any) -> None:
-    pass
+@functools.cache
+def _log_quiet() -> Any:
+    """Not a Python function: Ctrl-C while a model loads would be raised, and lost, in it."""
+    return llama_cpp.llama_log_callback(address(ffi.addressof(library(), "df2_log_ignore")))
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
@@ -180,7 +182,7 @@ _log_is_chosen = False
 def quiet_log_by_default() -> None:
     """Switches llama.cpp's log off unless set_log has been called."""
     if not _log_is_chosen:
-        llama_cpp.llama_log_set(_log_quiet, ctypes.c_void_p(0))
+        llama_cpp.llama_log_set(_log_quiet(), ctypes.c_void_p(0))
 
 
 def set_log(*, verbose: bool) -> None:
@@ -188,7 +190,7 @@ def set_log(*, verbose: bool) -> None:
     model's."""
     global _log_is_chosen
     _log_is_chosen = True
-    llama_cpp.llama_log_set(_log_stderr if verbose else _log_quiet, ctypes.c_void_p(0))
+    llama_cpp.llama_log_set(_log_stderr if verbose else _log_quiet(), ctypes.c_void_p(0))
 
 
 def system_info() -> str:

@@ -9,18 +9,18 @@ VARIABLE = "DF2_PROFILES"
 """Environment: a folder for profiles, or "off"."""
 
 
-def profiles_folder(wanted: str | os.PathLike[str] | bool) -> bytes | None:
+def profiles_folder(wanted: str | os.PathLike[str] | bool) -> str | os.PathLike[str] | None:
     """The folder that a session keeps its profile in, or None for none. True: what the environment
     says, or else the user's cache, if there is one."""
     if not isinstance(wanted, bool):
-        return os.fsencode(wanted)
+        return wanted
     asked = os.environ.get(VARIABLE, "")
     if not wanted or asked == "off":
         return None
     if asked:
-        return os.fsencode(asked)
+        return asked
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:  # no home
         return None
-    return os.fsencode(cache / "pydflash2" / "profiles")
+    return cache / "pydflash2" / "profiles"

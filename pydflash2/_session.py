@@ -515,8 +515,11 @@ def _sized(struct: str) -> Any:
     return raw
 
 
-def _encode_path(path: str | bytes | os.PathLike[str]) -> bytes:
-    encoded = os.fsencode(path)
+def _encode_path(path: str | os.PathLike[str]) -> bytes:
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(f"a path is not valid Unicode text: {error}") from error
     if b"\0" in encoded:
         raise InvalidArgumentError("a path cannot hold a NUL character")
     return encoded

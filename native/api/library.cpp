@@ -61,6 +61,8 @@ extern "C" const char *df2_version(void) {
   return DF2_VERSION;
 }
 
+extern "C" void df2_log_ignore(int /*level*/, const char * /*message*/, void * /*payload*/) {}
+
 extern "C" void df2_log_set(df2_log_callback callback, void *payload) {
   df2::set_log_sink(callback, payload);
 }

@@ -164,27 +164,30 @@ void Session::flush_pending() {
 
 // Cuts the target's memory to n_kept tokens, or to the fewer it can go back to, which undoes whatever happened behind
 // them. False if it cannot; nothing changed then.
-bool Session::can_go_back(int32_t n_kept) {
+bool Session::can_go_back(int32_t n_kept, const char *cause) {
   const int32_t n_held = target_.memory().go_back(n_kept);
   if (n_held == TargetMemory::kCannot) {
     return false;
   }
   if (n_held == TargetMemory::kLost) {
-    poison();
+    poison(cause);
   }
   n_decoded_ = n_held;
   return true;
 }
 
-void Session::go_back(int32_t n_kept) {
-  if (!can_go_back(n_kept)) {
-    poison();
+// cause: of a failure that this undoes; "" otherwise.
+void Session::go_back(int32_t n_kept, const char *cause) {
+  if (!can_go_back(n_kept, cause)) {
+    poison(cause);
   }
 }
 
-void Session::poison() {
+void Session::poison(const char *cause) {
   poisoned_ = true;
-  throw Error(DF2_EPOISONED, "the target's memory could not be brought back to what it was; free the session");
+  throw Error(DF2_EPOISONED,
+              format("the target's memory could not be brought back to what it was%s%s%s; free the session",
+                     *cause != '\0' ? " after a failure (" : "", cause, *cause != '\0' ? ")" : ""));
 }
 
 // What the last prefill left to pick from, should the next one fail.
@@ -239,12 +242,12 @@ void Session::prefill(const int32_t *tokens, int32_t n_tokens) {
     flush_pending();
     target_.memory().mark(true);
     decode_prompt(undecoded);
-  } catch (...) {
+  } catch (const std::exception &error) {
     n_pending_ = 0;  // should injecting have failed, the drafter lacks these: it only drafts worse
     if (runner_ != nullptr) {
       runner_->rewind(n_seen_before);
     }
-    go_back(n_before);
+    go_back(n_before, error.what());
     throw;
   }
   held_logits_.clear();
@@ -364,9 +367,9 @@ df2_step_result Session::cycle(int32_t *tokens, int32_t capacity) {
   try {
     verify(batch);
     result = accept(batch, tokens);
-  } catch (...) {
+  } catch (const std::exception &error) {
     // a failed decode may leave some micro-batches behind, a failed sampler leaves them all
-    go_back(n_decoded_);
+    go_back(n_decoded_, error.what());
     throw;
   }
   keep(batch, tokens, result.n_tokens);
@@ -383,8 +386,8 @@ void Session::catch_up() {
     target_.memory().mark(false);
     try {
       target_.decode(tokens_.data() + n_decoded_, n, n_decoded_, n - 1, nullptr);
-    } catch (...) {
-      go_back(n_decoded_);
+    } catch (const std::exception &error) {
+      go_back(n_decoded_, error.what());
       throw;
     }
     n_decoded_ += n;
@@ -427,7 +430,7 @@ void Session::verify(const Batch &batch) {
 void Session::keep(const Batch &batch, const int32_t *tokens, int32_t n_tokens) {
   const int32_t n_rows = batch.n_replayed + n_tokens;
   if (n_tokens <= batch.n_drafted()) {
-    go_back(n_decoded_ + n_rows);
+    go_back(n_decoded_ + n_rows, "");
   } else {
     n_decoded_ += n_rows;
   }
@@ -494,7 +497,7 @@ void Session::rewind(int32_t n_tokens) {
   // the last kept token becomes the anchor
   const int32_t n_kept = std::max(0, n_tokens - 1);
   const int32_t n_dropped = n_seen() - n_kept;
-  if (n_decoded_ > n_kept && !can_go_back(n_kept)) {
+  if (n_decoded_ > n_kept && !can_go_back(n_kept, "")) {
     throw Error(DF2_EREWIND, format("the target's memory no longer holds what token %d attends to, or no state to go "
                                     "on from; rewind to 0 and prefill again",
                                     n_tokens));

@@ -83,9 +83,9 @@ class Session {
 
   void decode_prompt(const std::vector<int32_t> &tokens);
   void hold_logits();
-  bool can_go_back(int32_t n_kept);
-  void go_back(int32_t n_kept);
-  [[noreturn]] void poison();
+  bool can_go_back(int32_t n_kept, const char *cause);
+  void go_back(int32_t n_kept, const char *cause);
+  [[noreturn]] void poison(const char *cause);
   float *pending_room(int32_t n_rows);
   void add_pending(int32_t n_known, int32_t n_rows);
   void flush_pending();

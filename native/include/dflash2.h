@@ -97,6 +97,9 @@ typedef void (*df2_log_callback)(int32_t level, const char *message, void *paylo
  * llama.cpp's log is llama_log_set's business. Call before other threads use the library. */
 DF2_API void df2_log_set(df2_log_callback callback, void *payload);
 
+/* Drops a line: for llama_log_set, as its callback, where llama.cpp's log is not wanted. Any thread. */
+DF2_API void df2_log_ignore(int level, const char *message, void *payload);
+
 /* ---------------------------------------------------------------------------------------------------------------
  * Kernels: this library's matrix products and attention inside llama.cpp's CPU back end
  *

@@ -106,7 +106,8 @@ class Mark final : public TargetMemory {
   // A state that is shared is written anew by the next decode, which then cannot reuse its graph, so that plain
   // decoding marks now and then only.
   void mark(bool is_needed) override {
-    if (is_needed || n_held_ - marked_ >= kMostBehind) {
+    const bool leaves_window = has_window_ && n_held_ + 1 - marked_ > n_ubatch_;
+    if (is_needed || leaves_window || n_held_ - marked_ >= kMostBehind) {
       share(kSequence, kMark);
       marked_ = n_held_;
       n_reached_ = n_held_;

@@ -1,6 +1,7 @@
 #include "target/target_open.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 
 #include "common/cpu_count.h"
@@ -22,6 +23,7 @@ namespace df2 {
 namespace {
 
 constexpr int32_t kDefaultContext = 4096;
+constexpr int32_t kContextStep = 256;  // llama.cpp rounds a context's length up to a multiple
 constexpr int32_t kDefaultBatch = 512;
 constexpr int32_t kMaxThreads = 512;  // ggml's own limit
 
@@ -160,8 +162,13 @@ void add_way_back(const llama_model *model, llama_context_params *params) {
   if (!is_recurrent(model)) {
     return;
   }
-  if (goes_back(architecture_of(model)) != GoesBack::kByMark && params->n_ubatch > 2) {
-    params->n_rs_seq = std::min(kSnapshots, params->n_ubatch - 2);
+  // llama.cpp takes no batches below the number of sequences or of snapshots, nor larger ones than the context
+  constexpr uint32_t kLeastBatch = kSnapshots + 2;
+  params->n_batch = std::max(params->n_batch, kLeastBatch);
+  params->n_ubatch = std::max(params->n_ubatch, kLeastBatch);
+  params->n_ctx = std::max(params->n_ctx, kLeastBatch);
+  if (goes_back(architecture_of(model)) != GoesBack::kByMark) {
+    params->n_rs_seq = kSnapshots;
     return;
   }
   params->n_seq_max = 2;
@@ -233,6 +240,9 @@ OwnContext load_stock(const std::string &path, TargetOptions options, bool can_m
 }  // namespace
 
 OwnContext open_context(const std::string &path, const TargetOptions &options) {
+  if (options.n_ctx > std::numeric_limits<int32_t>::max() - kContextStep) {
+    throw Error(DF2_EINVAL, format("n_ctx is %d, which is too large for any context", options.n_ctx));
+  }
   if (options.n_ctx < 0 || options.n_batch < 0 || options.n_threads < 0 || options.n_threads > kMaxThreads) {
     throw Error(DF2_EINVAL,
                 format("n_ctx, n_batch and n_threads must not be negative, nor n_threads above %d", kMaxThreads));

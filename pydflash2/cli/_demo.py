@@ -64,9 +64,10 @@ def run(args: argparse.Namespace) -> int:
         if console.is_terminal:
             console.print("accepted draft tokens look like this", style=_terminal.DRAFTED_STYLE)
         total = _ask_all(llm, stock, args.max_tokens, console)
-    if args.n_draft == "auto" and total.acceptance_length < RARELY:
+    if args.n_draft == "auto" and 0.0 < total.acceptance_length < RARELY:
         console.print(
-            "Drafting does not pay for this pair on this machine, so it was hardly used. "
+            "Drafting was hardly used: as measured meanwhile, it does not pay for this pair on "
+            "this machine, or other programs made the measurements useless. "
             "`pydflash2 demo --n-draft 3` drafts all the same.",
             style="dim",
         )

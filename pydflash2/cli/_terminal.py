@@ -126,15 +126,18 @@ def summary(
     plain: the same prompt decoded without drafting, which "same text" is about; stock: by llama.cpp
     alone.
     """
-    parts = [f"{meter.tokens_per_second:.0f} tok/s"]
-    if is_drafting:
-        parts.append(f"acceptance length {meter.acceptance_length:.2f}")
+    if meter.tokens_per_second == 0.0:
+        parts = ["too few tokens to time"]
     else:
+        parts = [f"{meter.tokens_per_second:.0f} tok/s"]
+    if is_drafting and meter.acceptance_length > 0.0:
+        parts.append(f"acceptance length {meter.acceptance_length:.2f}")
+    elif not is_drafting:
         parts.append("plain decoding")
     ratios = [
         f"{meter.tokens_per_second / other.tokens_per_second:.2f}x {name}"
         for name, other in (("plain decoding", plain), ("stock llama.cpp", stock))
-        if other is not None and other.tokens_per_second > 0
+        if other is not None and meter.tokens_per_second > 0 and other.tokens_per_second > 0
     ]
     if ratios:
         parts.append(", ".join(ratios) + " (measured)")

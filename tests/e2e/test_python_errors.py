@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -90,6 +91,7 @@ def test_a_drafter_of_another_version(tiny_target: Path, tiny_drafters: dict[str
         ("cache_type", "q8"),
         ("kernels", "no"),
         ("n_ctx", 5_000_000_000),
+        ("n_ctx", 2**31 - 1),
     ],
 )
 def test_options_out_of_range(tiny_target: Path, tiny_drafter: Path, name: str, value: Any) -> None:
@@ -277,3 +279,19 @@ def test_a_second_thread_is_turned_away(tiny: pydflash2.Llama) -> None:
     leave.set()
     thread.join()
     assert len(session.step().tokens) == 1
+
+
+def test_an_interrupt_while_a_model_loads_is_raised(smollm_target: Path) -> None:
+    """llama.cpp logs while it loads, and what is raised in a callback of Python's is lost."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise TimeoutError("interrupted")
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        with pytest.raises(TimeoutError):
+            pydflash2.load(smollm_target, n_ctx=256).close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)

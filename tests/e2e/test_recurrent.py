@@ -421,6 +421,37 @@ def test_a_full_context_ends_the_text(target_of: Callable[[str], Path], tmp_path
     assert got.stats.n_replayed > 0
 
 
+@pytest.mark.parametrize("architecture", ["qwen35", "mamba2", "deepseek4"])
+def test_the_smallest_contexts_and_batches(
+    architecture: str, target_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = target_of(architecture)
+    with pydflash2.load(path, n_ctx=256, n_threads=1) as plain:
+        expected = plain.generate(PROMPTS[1], max_tokens=12).tokens
+    for options in ({"n_ctx": 256, "n_batch": 1}, {"n_ctx": 1}):
+        with pydflash2.load(path, n_threads=1, **options) as llm:
+            assert llm.generate(PROMPTS[1], max_tokens=12).tokens == expected
+
+
+def test_a_sampler_that_fails_is_named_where_the_memory_is_lost(
+    target_of: Callable[[str], Path],
+) -> None:
+    with context_of(target_of("qwen35"), **SNAPSHOTS) as context:
+        target = pydflash2.Target.attach(context, n_batch=512)
+        with pydflash2.Session(target) as session:
+            session.prefill(PROMPTS[1])
+            session.step()
+            chain = llama_cpp.llama_sampler_chain_init(
+                llama_cpp.llama_sampler_chain_default_params()
+            )
+            raw = ffi.cast("struct llama_sampler *", ctypes.cast(chain, ctypes.c_void_p).value)
+            check(library().df2_session_set_sampler(session._pointer, raw))
+            with pytest.raises(pydflash2.PoisonedError, match="selected no token"):
+                session.step()
+        llama_cpp.llama_sampler_free(chain)
+        target.close()
+
+
 def test_contexts_that_cannot_go_back_are_refused(target_of: Callable[[str], Path]) -> None:
     """The message says how to create one that can; the context stays as usable as before."""
     refused: list[tuple[str, dict[str, Any], str]] = [

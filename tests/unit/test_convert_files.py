@@ -382,3 +382,35 @@ def test_numbers_that_are_none(value: float, tmp_path: Path) -> None:
     drafter.tensors[name][3, 4] = value
     with pytest.raises(ConversionError, match=rf"tensor '{name}' holds NaN or infinite"):
         convert(drafter.save(tmp_path / "in"), TARGET, tmp_path / "out.gguf")
+
+
+def test_only_files_are_replaced(tmp_path: Path) -> None:
+    source = FIXTURES / "tiny-plain"
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file.gguf"
+    os.mkfifo(pipe)
+    with pytest.raises(ConversionError, match="not a regular file"):
+        convert(source, TARGET, pipe)
+    assert pipe.is_fifo()
+    file.write_bytes(b"old")
+    link.symlink_to(file)
+    convert(source, TARGET, link)
+    assert link.is_symlink()
+    assert file.read_bytes()[:4] == b"GGUF"
+
+
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for call in (lambda: GgufFile(pipe), lambda: describe(pipe)):
+        with pytest.raises(FormatError, match="not a regular file"):
+            call()
+    with pytest.raises(ConversionError, match="not a regular file"):
+        convert(pipe, TARGET, tmp_path / "out.gguf")
+
+
+def test_numbers_beyond_all_floats(tmp_path: Path) -> None:
+    drafter = Drafter.load("tiny-plain")
+    drafter.config["rms_norm_eps"] = 10**400
+    folder = drafter.save(tmp_path / "hf")
+    with pytest.raises(ConversionError, match=r"is 1000\d*, not a finite"):
+        convert(folder, TARGET, tmp_path / "out.gguf")
