@@ -26,8 +26,9 @@ constexpr size_t kMostRecent = 16;
 constexpr double kFading = 0.98;
 constexpr double kExperience = 6.0;
 constexpr double kMostDrafts = 64.0;
-// What experience an earlier session's measurements are, in samples: some, until there are new ones.
-constexpr double kOldSamples = 2.0;
+// After so many tokens without drafting that pays, the pair counts as one that nobody knows: what is known of it may
+// have been learnt while other programs had the machine. Trying anew costs about a plain cycle.
+constexpr double kMostUnpaid = 256.0;
 // Drafting goes on as long as it does not look slower than this: less is within what may be lost, and giving up a
 // drafter that pays costs more. Timing leaves out what a cycle costs besides its models, of which drafting saves some.
 constexpr double kLeastRate = 0.97;
@@ -77,11 +78,22 @@ DraftLength::DraftLength(int32_t max, const DraftProfile &known)
       cost.weight = std::min(cost.weight, kOldSamples);
     }
   }
+  forget_what_did_not_pay();
   length_ = best_length();
+}
+
+void DraftLength::forget_what_did_not_pay() {
+  if (known_.n_unpaid > kMostUnpaid) {
+    const double plain_us = known_.plain_us;
+    known_ = DraftProfile(max_);
+    known_.plain_us = plain_us;
+    length_ = std::min(kFirstLength, max_);
+  }
 }
 
 void DraftLength::begin_text() {
   end_text(&known_);
+  forget_what_did_not_pay();
   recent_.clear();
   n_expected_ = 0.0;
   n_accepted_ = 0.0;
@@ -324,10 +336,10 @@ void DraftLength::learn_draft(const float *q, int32_t n_drafted, int32_t n_verif
 
 // Where costs are not what they were, what drafting yielded then says nothing.
 void DraftLength::distrust_experience() {
-  if (costs_.has_surprised() && !is_distrustful_) {
+  if ((costs_.has_surprised() || costs_.was_disturbed()) && !is_distrustful_) {
     is_distrustful_ = true;
     known_.n_drafts = 0.0;
-    known_.stake = kFirstStake;
+    known_.stake = costs_.has_surprised() ? kFirstStake : std::max(kFirstStake, known_.stake);
   }
 }
 
@@ -360,6 +372,8 @@ void DraftLength::observe(const float *q, int32_t n_drafted, int32_t n_verified,
     lost_ += change;
   }
   n_tokens_ += n_accepted + 1.0;
+  const bool has_paid = phase_ == Phase::kDrafting || phase_ == Phase::kRefreshing;
+  known_.n_unpaid = has_paid ? 0.0 : known_.n_unpaid + n_accepted + 1.0;
   n_behind_ = n_behind;
 }
 

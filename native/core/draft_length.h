@@ -88,6 +88,7 @@ class DraftLength {
   void learn_chances(const float *q, int32_t n_verified, int32_t n_accepted);
   void learn_gains(const float *q, int32_t n_drafted);
   void distrust_experience();
+  void forget_what_did_not_pay();
   void charge_replay(int32_t n_verified, int32_t n_behind);
   void learn_draft(const float *q, int32_t n_drafted, int32_t n_verified, int32_t n_accepted, double change);
 

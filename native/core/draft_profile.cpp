@@ -31,8 +31,9 @@ void for_each_number(Profile &profile, Visit &&visit) {
   for (auto &gain : profile.gains) {
     visit(gain);
   }
-  for (auto *number : {&profile.change.value, &profile.change.weight, &profile.n_assumed, &profile.n_right,
-                       &profile.n_drafts, &profile.tokens, &profile.cost, &profile.stake, &profile.n_rested}) {
+  for (auto *number :
+       {&profile.change.value, &profile.change.weight, &profile.n_assumed, &profile.n_right, &profile.n_drafts,
+        &profile.tokens, &profile.cost, &profile.stake, &profile.n_rested, &profile.n_unpaid}) {
     visit(*number);
   }
 }

@@ -10,6 +10,9 @@
 
 namespace df2 {
 
+// What experience an earlier session's measurements are, in samples: some, until there are new ones.
+constexpr double kOldSamples = 2.0;
+
 // A running mean of costs, in plain cycles.
 struct LearntCost {
   double value = 0.0;
@@ -44,6 +47,7 @@ struct DraftProfile {
   double cost = 0.0;      // of a drafting cycle
   double stake = 0.0;     // what drafting may lose in a text, in plain cycles; 0: not known yet
   double n_rested = 0.0;  // cycles since the last draft
+  double n_unpaid = 0.0;  // tokens since drafting last seemed to pay
 
   // As text, for a file. parse() gives an empty profile for anything but what text() wrote for this longest draft.
   std::string text() const;

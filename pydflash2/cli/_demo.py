@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 N_CTX = 1024
 
 QUESTIONS = (
+    "Write a Python function that checks whether a number is prime.",
+    "Write a polite email that asks for a day off.",
     "What is the capital of France, and what is it known for?",
-    "Write a short list of healthy breakfast ideas.",
-    "Explain in simple words how rain is made.",
 )
 
 # An acceptance length below this means that most cycles drafted nothing.

@@ -7,6 +7,7 @@ a process, they stay there.
 from __future__ import annotations
 
 import multiprocessing
+import time
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -42,6 +43,8 @@ class StockLlama(AbstractContextManager["StockLlama"]):
         except (EOFError, OSError):
             raise BackendError("the process that runs stock llama.cpp has ended") from None
         assert isinstance(meter, Meter)
+        # OpenMP's threads there spin for some milliseconds more, on cores that the next one needs
+        time.sleep(0.1)
         return meter
 
     def __exit__(

@@ -155,6 +155,22 @@ Outcome run(const Machine &machine, int n_tokens, uint32_t seed) {
   return outcome;
 }
 
+// What was learnt while other programs had the machine is not believed for ever.
+void test_recovery() {
+  const Machine good = {4200, 300, 1350, 0.7, 0.5, 2.0};
+  Machine busy = good;
+  busy.per_token_us = 6000;
+  busy.draft_us = 12000;
+  for (uint32_t seed = 1; seed <= 10; ++seed) {
+    df2::DraftProfile known;
+    double mean_length = 0.0;
+    run(busy, 300, seed, &known, &mean_length);
+    run(good, 128, seed + 100, &known, &mean_length);
+    run(good, 128, seed + 200, &known, &mean_length);
+    CHECK(run(good, 128, seed + 300, &known, &mean_length) > 1.3);
+  }
+}
+
 Machine replaying(Machine machine) {
   machine.replays = true;
   return machine;
@@ -257,7 +273,7 @@ void test_promise() {
     test_short_texts((std::string(name) + ": twice what is known").c_str(), twice, holds, &pays);
   }
   // a drafter that paid a little, and does not where drafting costs twice as much or plain decoding half
-  const Promise found_out = {{0.9, 0.92, 0.92}, {0.94, 0.94, 0.96}};
+  const Promise found_out = {{0.9, 0.92, 0.91}, {0.94, 0.94, 0.96}};
   test_short_texts("paid a little, verify: twice", with(rarely, &Machine::per_token_us, 2.0 * rarely.per_token_us),
                    holds, &rarely);
   test_short_texts("paid a little, draft: twice", with(rarely, &Machine::draft_us, 2.0 * rarely.draft_us), found_out,
@@ -482,6 +498,7 @@ int main() {
       4, 1900, 900,
       "..2...........................1........................................1......................................");
   // verifying costs nearly as much as decoding: drafting cannot pay
+  test_recovery();
   test_machine("dear verify", {8000, 4500, 3000, 0.4, 0.5, 2.0}, 600, 0.98, 0.97);
   // cheap verify, well-accepted drafts: long drafts pay
   test_machine("cheap verify", {8000, 500, 1500, 0.85, 0.5, 2.0}, 600, 1.0, 2.2);
