@@ -63,7 +63,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,8 @@ class Shard:
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(dtype, str):
             raise self._error(f"tensor {name!r} has the dtype {str(dtype)[:80]}")
-        if not isinstance(shape, list) or len(shape) > _MAX_DIMS or not all(map(_is_count, shape)):
+        is_shape = isinstance(shape, list) and len(shape) <= _MAX_DIMS
+        if not is_shape or not all(_is_count(n) and n < 2**63 for n in shape):
             raise self._error(f"tensor {name!r} has the shape {str(shape)[:80]}")
         if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
             raise self._error(f"tensor {name!r} has the offsets {str(offsets)[:80]}")

@@ -142,6 +142,7 @@ HEADERS: dict[str, tuple[object, str]] = {
     "negative offset": (entry(data_offsets=[-16, 0]), "offsets"),
     "offset beyond end": (entry(data_offsets=[16, 32]), "lies at"),
     "huge offset": (entry(data_offsets=[2**64, 2**64 + 16]), "lies at"),
+    "shape beyond all": (entry(shape=[10**4000] * 2), "shape"),
     "three offsets": (entry(data_offsets=[0, 8, 16]), "offsets"),
     "overlap": (entry() | {"b": entry()["a"]}, "overlap"),
     "named twice": ('{"a": 1, "a": 2}', "twice"),
