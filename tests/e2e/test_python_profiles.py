@@ -17,17 +17,22 @@ PROMPT = [5, 6, 7, 8]
 def test_where_profiles_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("DF2_PROFILES")
-    assert profiles_folder(True) == bytes(tmp_path / "pydflash2" / "profiles")
+    assert profiles_folder(True) == tmp_path / "pydflash2" / "profiles"
     assert profiles_folder(False) is None
-    assert profiles_folder("here") == b"here"
+    assert profiles_folder("here") == "here"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert profiles_folder(True) == bytes(tmp_path / ".cache" / "pydflash2" / "profiles")
+    assert profiles_folder(True) == tmp_path / ".cache" / "pydflash2" / "profiles"
     monkeypatch.setenv("DF2_PROFILES", "there")
-    assert profiles_folder(True) == b"there"
-    assert profiles_folder(tmp_path) == bytes(tmp_path)
+    assert profiles_folder(True) == "there"
+    assert profiles_folder(tmp_path) == tmp_path
     monkeypatch.setenv("DF2_PROFILES", "off")
     assert profiles_folder(True) is None
+
+
+def test_a_folder_that_is_no_text(tiny_target: Path) -> None:
+    with pytest.raises(pydflash2.InvalidArgumentError, match="not valid Unicode"):
+        pydflash2.load(tiny_target, n_ctx=256, profiles="\ud800x")
 
 
 def test_a_text_leaves_a_profile(tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> None:
