@@ -123,7 +123,6 @@ void DraftCosts::learn(LearntCost *cost, double sample, int32_t *n_surprises) {
   const bool is_off = is_known && sample > (1.0 + kSurprise) * cost->value;
   *n_surprises = is_off ? *n_surprises + 1 : 0;
   has_surprised_ = has_surprised_ || *n_surprises >= 2;
-  was_disturbed_ = was_disturbed_ || (is_known && cost->weight <= kOldSamples && sample < cost->value / kOutlier);
   cost->value = is_known ? mean_with(cost->value, cost->weight, sample, kLeastWeight) : sample;
   cost->weight = std::min(cost->weight + 1.0, 1.0 / kLeastWeight);
 }

@@ -30,9 +30,6 @@ class DraftCosts {
   // Whether something has turned out to cost more than was known.
   bool has_surprised() const { return has_surprised_; }
 
-  // Whether drafting or verifying turns out to cost much less than an earlier session found, on a busy machine.
-  bool was_disturbed() const { return was_disturbed_; }
-
   // A cycle that took so long. is_change: as above. n_drafted 0: draft_us is not read. n_verified: any number; more
   // than the longest draft teaches nothing about verifying.
   void observe(int32_t n_drafted, int32_t n_verified, bool is_change, double draft_us, double verify_us);
@@ -48,7 +45,6 @@ class DraftCosts {
   int32_t n_draft_surprises_ = 0;   // in a row
   int32_t n_verify_surprises_ = 0;  // in a row
   bool has_surprised_ = false;
-  bool was_disturbed_ = false;
 };
 
 }  // namespace df2

@@ -26,6 +26,8 @@ constexpr size_t kMostRecent = 16;
 constexpr double kFading = 0.98;
 constexpr double kExperience = 6.0;
 constexpr double kMostDrafts = 64.0;
+// What experience an earlier session's measurements are, in samples: some, until there are new ones.
+constexpr double kOldSamples = 2.0;
 // After so many tokens without drafting that pays, the pair counts as one that nobody knows: what is known of it may
 // have been learnt while other programs had the machine. Trying anew costs about a plain cycle.
 constexpr double kMostUnpaid = 256.0;
@@ -336,10 +338,10 @@ void DraftLength::learn_draft(const float *q, int32_t n_drafted, int32_t n_verif
 
 // Where costs are not what they were, what drafting yielded then says nothing.
 void DraftLength::distrust_experience() {
-  if ((costs_.has_surprised() || costs_.was_disturbed()) && !is_distrustful_) {
+  if (costs_.has_surprised() && !is_distrustful_) {
     is_distrustful_ = true;
     known_.n_drafts = 0.0;
-    known_.stake = costs_.has_surprised() ? kFirstStake : std::max(kFirstStake, known_.stake);
+    known_.stake = kFirstStake;
   }
 }
 

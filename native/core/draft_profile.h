@@ -10,9 +10,6 @@
 
 namespace df2 {
 
-// What experience an earlier session's measurements are, in samples: some, until there are new ones.
-constexpr double kOldSamples = 2.0;
-
 // A running mean of costs, in plain cycles.
 struct LearntCost {
   double value = 0.0;
