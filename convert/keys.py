@@ -132,9 +132,8 @@ class ConfigKeys:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.error(f"{names[0]} is {value!r}, not a number")
-        if abs(value) > 3e38 or not math.isfinite(
-            value
-        ):  # in this order: an int may be larger still
+        # In this order: an int may be too large for isfinite.
+        if abs(value) > 3e38 or not math.isfinite(value):
             raise self.error(f"{names[0]} is {value!r:.40}, not a finite 32-bit number")
         return float(value)
 

@@ -185,9 +185,9 @@ void Session::go_back(int32_t n_kept, const char *cause) {
 
 void Session::poison(const char *cause) {
   poisoned_ = true;
-  throw Error(DF2_EPOISONED,
-              format("the target's memory could not be brought back to what it was%s%s%s; free the session",
-                     *cause != '\0' ? " after a failure (" : "", cause, *cause != '\0' ? ")" : ""));
+  const std::string after = *cause != '\0' ? format(" after a failure (%s)", cause) : "";
+  throw Error(DF2_EPOISONED, format("the target's memory could not be brought back to what it was%s; free the session",
+                                    after.c_str()));
 }
 
 // What the last prefill left to pick from, should the next one fail.

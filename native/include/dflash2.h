@@ -11,7 +11,8 @@
  *   Threads    One thread at a time per object, unless said otherwise; distinct sessions on distinct targets are
  *              independent. A drafter is immutable and may be shared by sessions on any threads.
  *   Processes  What was loaded can be used in a forked child as long as nothing has been generated before the fork;
- *              after that prefill, step and draft are DF2_EUNSUPPORTED in the child, which lacks the threads.
+ *              after that prefill, step and draft are DF2_EUNSUPPORTED in the child, which lacks the threads. Where the
+ *              program itself has decoded with llama.cpp before the fork, they hang.
  *   Options    Option structs begin with `struct_size`. Start from the _INIT macro (or the `_init` function, from a
  *              language without macros); a NULL pointer means all defaults. Unknown non-zero fields are refused.
  *   Failure    Every declaration says what state a failure leaves behind.

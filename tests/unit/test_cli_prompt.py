@@ -104,6 +104,15 @@ def test_the_figures_compare_with_plain_decoding_and_with_stock_llama_cpp(
     assert "text differs from token 4 on" in _terminal.summary(ours, plain, stock)
 
 
+def test_the_figures_of_a_single_token_claim_nothing() -> None:
+    meter = _terminal.Meter()
+    only = Chunk((), (1,), n_drafted=0, n_accepted=0, finish_reason="length")
+    for _ in meter.watch([only]):
+        pass
+    line = _terminal.summary(meter, meter, meter)
+    assert line == "too few tokens to time, same text, cut at 1 tokens"
+
+
 def test_template_variables_are_json_or_text() -> None:
     parser = argparse.ArgumentParser()
     _arguments.add_template(parser)
