@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tests.tools.errors import ToolError
 
-from . import compare, cost_curve, draft, kernels
+from . import compare, cost_curve, draft, hybrid, kernels
 
 
 class Command(NamedTuple):
@@ -23,6 +23,7 @@ _COMPARE = Command(compare.parse, compare.bench)
 _SUBCOMMANDS = {
     "cost-curve": Command(cost_curve.parse, cost_curve.bench),
     "draft": Command(draft.parse, draft.bench),
+    "hybrid": Command(hybrid.parse, hybrid.bench),
     "kernels": Command(kernels.parse, kernels.bench),
 }
 

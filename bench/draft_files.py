@@ -84,14 +84,22 @@ def check_lengths(n_drafts: list[int], drafter: Path) -> None:
 
 def render_prompts(n_prompts: int, files: Files) -> dict[str, Rendered]:
     """Questions, or a greeting, in the target's chat template."""
-    chosen = [_GREETING] if files.is_random else prompts(["questions"], n_prompts)
-    first = 1 if files.is_random else 0  # without the system message
+    if files.is_random:
+        return {_GREETING.name: greeting(files.target)}
+    chosen = prompts(["questions"], n_prompts)
+    return _rendered(files.target, chosen, [prompt.messages() for prompt in chosen])
+
+
+def greeting(target: Path) -> Rendered:
+    """A short prompt in a random target's chat template, without a system message."""
+    return _rendered(target, [_GREETING], [_GREETING.messages()[1:]])[_GREETING.name]
+
+
+def _rendered(
+    target: Path, chosen: list[Prompt], messages: list[list[dict[str, str]]]
+) -> dict[str, Rendered]:
     inspected = ask_worker(
-        task="inspect",
-        target=str(files.target),
-        prompts=[prompt.messages()[first:] for prompt in chosen],
-        filler="",
-        n_context=0,
+        task="inspect", target=str(target), prompts=messages, filler="", n_context=0
     )
     return {
         prompt.name: Rendered(text=text, tokens=tokens)

@@ -224,13 +224,14 @@ def pydflash2(request: dict[str, Any]) -> dict[str, Any]:
         n_draft="auto" if n_draft < 0 else n_draft,
         profiles=request["knows_pair"],
     )
-    reply = _decode_timed(session, request["prompt_tokens"], request["n_predict"])
+    reply = decode_timed(session, request["prompt_tokens"], request["n_predict"])
     session.close()
     target.close()
     return reply
 
 
-def _decode_timed(session: Session, prompt: list[int], n_predict: int) -> dict[str, Any]:
+def decode_timed(session: Session, prompt: list[int], n_predict: int) -> dict[str, Any]:
+    """A text of so many tokens, or up to its end, and what the library counted."""
     session.prefill(prompt[:2])  # warm-up, as for the others: two tokens through the target
     session.rewind(0)
     session.reset_stats()

@@ -36,7 +36,7 @@ def write_recurrent_target(path: Path, architecture: str, *, tokenizer_from: Pat
     bare = path.with_suffix(".keys")
     finish(_writer(bare, architecture, source))
     tensors = RandomTensors(shape.seed)
-    for name, lengths in _shapes_of(bare).items():
+    for name, lengths in shapes_of_keys(bare).items():
         _add(tensors, name, lengths)
     bare.unlink()
     # never the most probable token: texts would end early
@@ -62,7 +62,7 @@ def _writer(path: Path, architecture: str, tokenizer: GGUFReader) -> GGUFWriter:
     return writer
 
 
-def _shapes_of(bare: Path) -> dict[str, tuple[int, ...]]:
+def shapes_of_keys(bare: Path) -> dict[str, tuple[int, ...]]:
     """The tensors llama.cpp makes for a file without any, the longest side last."""
     ggml = ggml_base()
     found: dict[str, tuple[int, ...]] = {}

@@ -194,10 +194,15 @@ class Tensors:
 
 
 def random_matrix(
-    random: np.random.Generator, kind: GGMLQuantizationType, n_out: int, n_in: int
+    random: np.random.Generator,
+    kind: GGMLQuantizationType,
+    n_out: int,
+    n_in: int,
+    *,
+    deviation: float | None = None,
 ) -> npt.NDArray[np.generic]:
-    """Random weights of standard deviation about 1/sqrt(n_in), as GGUF stores them."""
-    deviation = 1 / np.sqrt(n_in)
+    """Random weights, as GGUF stores them. deviation: about theirs (default: 1/sqrt(n_in))."""
+    deviation = deviation or 1 / np.sqrt(n_in)
     if kind.name in ("F32", "F16"):
         values = random.standard_normal((n_out, n_in), np.float32) * np.float32(deviation)
         halves: npt.NDArray[np.generic] = values.astype(np.float16)

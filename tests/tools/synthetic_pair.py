@@ -121,7 +121,7 @@ def _write_target(path: Path, shape: PairShape) -> None:
     target = shape.target
     writer = GGUFWriter(path, target.architecture)
     add_sizes(writer, target)
-    _add_tokenizer(writer, target.n_vocab)
+    add_tokenizer(writer, target.n_vocab)
     tensors = Tensors(writer)
     tensors.matrix("token_embd", _HEAD, target.n_vocab, target.n_embd)
     tensors.norm("output_norm", target.n_embd)
@@ -145,7 +145,7 @@ def _write_drafter(path: Path, shape: PairShape, *, is_reduced: bool) -> None:
         writer.add_uint32(f"dflash.{key}", value)
     writer.add_bool("dflash.attention.causal", False)
     writer.add_array("dflash.target_layers", list(shape.taps))
-    _add_tokenizer(writer, n_vocab)
+    add_tokenizer(writer, n_vocab)
     tensors = Tensors(writer)
     tensors.matrix("fc", _DRAFTER, n_embd, len(shape.taps) * n_embd)
     tensors.norm("enc.output_norm", n_embd)
@@ -168,7 +168,7 @@ def _write_drafter(path: Path, shape: PairShape, *, is_reduced: bool) -> None:
     finish(writer)
 
 
-def _add_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
+def add_tokenizer(writer: GGUFWriter, n_vocab: int) -> None:
     """One token per byte, a few control tokens, and names for the rest of the vocabulary."""
     texts = [*_byte_texts(), "\u0120t"]  # a space and a t: the single merge
     texts += [f"[{i}]" for i in range(len(texts), n_vocab - len(_CONTROL))]
