@@ -29,7 +29,7 @@ test sanitize: export OMP_WAIT_POLICY = passive
 demo: $(VENV)/.installed $(VENV)/.target
 	@$(VENV)/bin/pydflash2 demo
 
-test: $(VENV)/.tools $(VENV)/.target $(VENV)/.backend_ops
+test: $(VENV)/.tools $(VENV)/.target $(VENV)/.suites
 	ctest --test-dir $(BUILD) --output-on-failure
 	$(VENV)/bin/pytest
 
@@ -68,11 +68,11 @@ $(VENV)/.installed: $(VENV)/.environment $(NATIVE) $(PACKAGE)
 	  --config-settings cmake.define.DFLASH2_BUILD_EXAMPLES=ON .
 	@touch $@
 
-# llama.cpp's own test of operations joins the native tests of the same build.
-$(VENV)/.backend_ops: $(VENV)/.installed scripts/llama_source.py $(wildcard tests/backend_ops/*)
+# llama.cpp's own tests join the native tests of the same build.
+$(VENV)/.suites: $(VENV)/.installed scripts/llama_source.py $(wildcard tests/backend_ops/* tests/llama_suites/*)
 	source=$$($(PY) scripts/llama_source.py $(LLAMA_CPP_VERSION)) && \
-	  cmake $(BUILD) -DDFLASH2_BACKEND_OPS_SOURCE=$$source
-	cmake --build $(BUILD) --parallel 2 --target backend_ops
+	  cmake $(BUILD) -DDFLASH2_SUITES_SOURCE=$$source
+	cmake --build $(BUILD) --parallel 2 --target backend_ops llama_suites
 	@touch $@
 
 # The package is installed already: this adds what its extra "dev" asks for.

@@ -47,7 +47,6 @@ class HybridSystem:
 _SYSTEMS = (
     HybridSystem(_ATTENTION, "qwen3"),
     HybridSystem("hybrid", "qwen35"),
-    HybridSystem("hybrid, snapshots", "qwen35", "snapshots"),
     HybridSystem("hybrid, marks", "qwen35", "marks"),
 )
 _UPSTREAM = HybridSystem(f"hybrid, {UPSTREAM}", "qwen35", UPSTREAM)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _PROMPT = [300 + i for i in range(63)]  # then the ring begins
 # Parameters of a context that goes back in this way.
 _WAYS: dict[str, dict[str, Any]] = {
-    "snapshots": {"n_rs_seq": 7, "n_seq_max": 2, "kv_unified": True},
     "marks": {"n_seq_max": 2, "kv_unified": True},
 }
 

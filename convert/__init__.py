@@ -5,7 +5,8 @@ converter writes in these points only:
 
 * the target's tokenizer comes from its GGUF, byte for byte;
 * `dflash.attention.causal` is always written; upstream leaves it out when the configuration is
-  silent, and its loader then takes every drafter for causal;
+  silent, and then takes no drafter for causal. Where layers differ, it is false, and
+  `dflash2.attention.causal_pattern` says which are;
 * `--draft-vocab` gives a drafter a reduced head; upstream's keeps the one that a checkpoint brings;
 * `dflash2.converter.*` and `dflash2.source.revision` are added: loaders ignore unknown keys;
 * the 4- and 5-bit types, which its converter does not offer, keep small sensitive tensors at Q8_0;

@@ -37,8 +37,10 @@ class DrafterConfig:
     """A drafter's parameters.
 
     `target_layers` counts layer inputs: HF id k (the output of layer k) is k + 1. `window` is None
-    without a sliding window, `window_pattern` then has no effect. `attention_bias` is None where
-    the tensors are to decide, `scale_block` the stated size of the blocks that share a scale.
+    without a sliding window, `window_pattern` then has no effect. `causal_layers` are those in
+    which positions of the block see only the ones before them. `vocab_size` is 0 where the
+    configuration leaves it to the target. `attention_bias` is None where the tensors are to decide,
+    `scale_block` the stated size of the blocks that share a scale.
     """
 
     layout: str
@@ -66,7 +68,7 @@ class DrafterConfig:
     activation: str
     window: int | None
     window_pattern: tuple[bool, ...]
-    causal: bool
+    causal_layers: tuple[bool, ...]
     attention_bias: bool | None
     scale_block: Block | None
     own_embeddings: bool
@@ -79,13 +81,20 @@ class DrafterConfig:
         """2 for DFlash2 (convolution and selector), 1 for DFlash."""
         return 1 if self.selector is None else 2
 
+    @property
+    def causal(self) -> bool:
+        """Whether all layers are."""
+        return all(self.causal_layers)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """One of the checkpoint layouts in circulation, and where it keeps things.
 
     `body` is the dotted prefix of the transformer's keys, `draft` the prefixes searched for the
-    drafting keys, in order.
+    drafting keys, in order. `is_assistant`: a model class of its own, whose configurations leave
+    the vocabulary to the target, and to the class what is the same for all: the block is not
+    causal, the activation is SiLU.
     """
 
     title: str
@@ -93,6 +102,7 @@ class Layout:
     body: str
     draft: tuple[str, ...]
     sections: tuple[str, ...]
+    is_assistant: bool = False
 
     def draft_names(self, name: str) -> tuple[str, ...]:
         """Where a drafting key may stand, in the order to look for it."""
@@ -114,6 +124,9 @@ def _speculators(title: str, version: int) -> Layout:
 BY_ARCHITECTURE: dict[str, Layout] = {
     "DFlash2DraftModel": _published("published DFlash2", 2),
     "DFlashDraftModel": _published("DFlash v1", 1),
+    "MuseGlimmerAssistantModel": Layout(
+        "Muse Glimmer's assistant (DFlash v1)", 1, "", ("",), _ROPE_SECTIONS, is_assistant=True
+    ),
 }
 BY_SPECULATORS_TYPE: dict[str, Layout] = {
     "dflash2": _speculators("speculators export of DFlash2", 2),
@@ -164,8 +177,8 @@ def read_config(
     convolution, selector = _dflash2(keys, layout)
     window, pattern = _window(keys, layout, n_layers, decisions)
     softcap = _scale(keys, layout, "final_logit_softcapping", "final_logit_softcapping")
-    activation = _activation(keys, body)
-    vocab_size = keys.need_count(f"{body}vocab_size", note="checked against the target")
+    activation = _activation(keys, layout, decisions)
+    vocab_size = _vocab_size(keys, layout, decisions)
     own = keys.take_bool("has_embed_tokens", note="decides whether embed_tokens is kept")
     config = DrafterConfig(
         layout=layout.title,
@@ -194,7 +207,7 @@ def read_config(
         activation=activation,
         window=window,
         window_pattern=pattern,
-        causal=_causal(keys, layout, n_layers, decisions),
+        causal_layers=_causal(keys, layout, n_layers, decisions),
         attention_bias=keys.take_bool(*_bias_names(layout), note="biases of q, k, v and o"),
         scale_block=read_quantisation(keys, body),
         own_embeddings=not body if own is None else own,
@@ -245,8 +258,22 @@ def _layer_count(keys: ConfigKeys, body: str) -> int:
     return n_layers
 
 
-def _activation(keys: ConfigKeys, body: str) -> str:
-    activation = keys.take_any(f"{body}hidden_act", gguf_key="dflash.hidden_activation")
+def _vocab_size(keys: ConfigKeys, layout: Layout, decisions: list[str]) -> int:
+    name, note = f"{layout.body}vocab_size", "checked against the target"
+    if not layout.is_assistant:
+        return keys.need_count(name, note=note)
+    stated = keys.take_count(name, note=note, required=False)
+    if stated is None:
+        decisions.append("vocabulary of the target: such configurations do not state it")
+    return stated or 0
+
+
+def _activation(keys: ConfigKeys, layout: Layout, decisions: list[str]) -> str:
+    name, gguf_key = f"{layout.body}hidden_act", "dflash.hidden_activation"
+    activation = keys.take_any(name, gguf_key=gguf_key, required=not layout.is_assistant)
+    if activation is None:
+        decisions.append("activation silu: not stated, as such drafters have it")
+        activation = "silu"
     if activation not in _ACTIVATIONS:
         raise keys.error(f"hidden_act {activation!r} is not one of {', '.join(_ACTIVATIONS)}")
     return str(activation)
@@ -362,11 +389,14 @@ def _window(
     return size, declared
 
 
-def _causal(keys: ConfigKeys, layout: Layout, n_layers: int, decisions: list[str]) -> bool:
-    """Whether positions of the block see only those before them; one answer for all layers."""
+def _causal(
+    keys: ConfigKeys, layout: Layout, n_layers: int, decisions: list[str]
+) -> tuple[bool, ...]:
+    """In which layers positions of the block see only those before them."""
     gguf_key = "dflash.attention.causal"
     stated = keys.take_bool(f"{layout.body}is_causal", "dflash_config.causal", gguf_key=gguf_key)
-    kinds = _sliding_kinds(keys, layout, n_layers)
+    # use_swa alone gives every layer a window and makes none causal
+    kinds = _layer_types(keys, layout.body, n_layers)
     if layout.body:
         open_window = keys.take_bool("sliding_window_non_causal", gguf_key=gguf_key)
         if stated is None and any(kinds) and open_window is None:
@@ -378,22 +408,19 @@ def _causal(keys: ConfigKeys, layout: Layout, n_layers: int, decisions: list[str
         kinds = tuple(sliding and not open_window for sliding in kinds)
     if stated is not None:
         decisions.append(f"causal {str(stated).lower()}: stated in the configuration")
-        return stated
+        return (stated,) * n_layers
+    if layout.is_assistant:
+        decisions.append("causal false: not stated, as such drafters have it")
+        return (False,) * n_layers
     if len(set(kinds)) > 1:
-        raise keys.error(
-            "sliding layers of this drafter are causal and full ones are not, and a drafter file "
-            "can "
-            "only say one of the two: set is_causal in config.json as the drafter was trained"
+        decisions.append(
+            f"causal in the {sum(kinds)} sliding layers alone: not stated, so by convention. "
+            "llama.cpp, where all layers are alike, takes none for causal"
         )
+        return kinds
     reason = "sliding layers are" if kinds[0] else "the layers are not"
     decisions.append(f"causal {str(kinds[0]).lower()}: not stated, {reason} causal by convention")
-    return kinds[0]
-
-
-def _sliding_kinds(keys: ConfigKeys, layout: Layout, n_layers: int) -> tuple[bool, ...]:
-    if keys.take_bool("dflash_config.use_swa", note="every layer slides if true"):
-        return (True,) * n_layers
-    return _layer_types(keys, layout.body, n_layers)
+    return kinds
 
 
 def _check_sizes(config: DrafterConfig, keys: ConfigKeys) -> None:
@@ -404,7 +431,7 @@ def _check_sizes(config: DrafterConfig, keys: ConfigKeys) -> None:
         )
     if config.head_dim % 2 != 0:
         raise keys.error(f"head_dim {config.head_dim} is odd: rotary embeddings need pairs")
-    if config.mask_token_id >= config.vocab_size:
+    if config.mask_token_id >= config.vocab_size > 0:
         raise keys.error(
             f"mask_token_id {config.mask_token_id} is outside the vocabulary of {config.vocab_size}"
         )

@@ -164,6 +164,9 @@ def _read_pair(
     config = read_config(raw, path, ignore_keys=ignore_keys)
     _check_extras(folder)
     model = read_target(target)
+    if config.vocab_size == 0:
+        size = model.vocab_size
+        config = replace(config, vocab_size=size, draft_vocab_size=size)
     _check_pair(config, model, path)
     return config, model
 

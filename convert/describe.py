@@ -32,6 +32,7 @@ from .target import (
     hf_text_config,
     hf_uses_mrope,
 )
+from .tensors import canonical_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ def _gguf_facts(file: GgufFile) -> DrafterFacts:
         n_feature=fc.shape[0],
         mask_token_id=_optional_count(file, MASK_KEY),
         window=_window(file),
-        causal=file.get("dflash.attention.causal") is not False,
+        causal=file.get("dflash.attention.causal") is True,
         conv_kernel_size=_optional_count(file, "dflash.conv_kernel_size"),
         conv_group_size=_optional_count(file, "dflash.conv_group_size"),
         selector_rank=_optional_count(file, "dflash.selector_rank"),
@@ -250,7 +251,7 @@ def _describe_folder(folder: Path) -> Description:
     counts: tuple[int | None, ...]
     if str(listed) in BY_ARCHITECTURE or (speculators and speculators in BY_SPECULATORS_TYPE):
         config = read_config(raw, folder / "config.json", ignore_keys=_dotted(raw))
-        counts = (config.n_layers, config.n_embd, config.n_ctx, config.vocab_size)
+        counts = (config.n_layers, config.n_embd, config.n_ctx, config.vocab_size or None)
         facts = _config_facts(config, infos)
     else:
         text = hf_text_config(folder)
@@ -281,7 +282,7 @@ def _describe_folder(folder: Path) -> Description:
 
 
 def _config_facts(config: DrafterConfig, infos: list[TensorInfo]) -> DrafterFacts:
-    by_name = {info.name.removeprefix("model."): info for info in infos}
+    by_name = {canonical_name(info.name): info for info in infos}
     fc = by_name.get("fc.weight")
     convolution, selector = config.convolution, config.selector
     return DrafterFacts(
@@ -333,7 +334,8 @@ def fits(drafter_path: str | os.PathLike[str], target_path: str | os.PathLike[st
             f"target layers: the drafter reads the output of layer {max(facts.target_layers) - 1} "
             f"(counting from 0), the target has {target.n_layers} layers"
         )
-    if drafter.vocab_size != target.vocab_size:
+    is_open = drafter.vocab_size is None and drafter.container != "GGUF"
+    if not is_open and drafter.vocab_size != target.vocab_size:
         problems.append(
             f"vocabulary: the drafter has {drafter.vocab_size} tokens, the target "
             f"{target.vocab_size}"

@@ -23,17 +23,16 @@ _NO_EFFECT = """
     decoder_start_token_id diversity_penalty do_sample dropout dtype early_stopping embd_pdrop
     encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
     forced_bos_token_id forced_eos_token_id generation_config gradient_checkpointing hidden_dropout
-    hidden_dropout_prob id2label initializer_factor initializer_range is_decoder
-    is_encoder_decoder keys_to_ignore_at_inference label2id length_penalty max_length
-    max_new_tokens max_window_layers min_length model_max_length model_type no_repeat_ngram_size
-    num_beam_groups num_beams num_labels num_return_sequences output_attentions
-    output_hidden_states output_router_logits output_scores pad_token_id prefix pretraining_tp
-    problem_type pruned_heads remove_invalid_values repetition_penalty resid_pdrop return_dict
-    return_dict_in_generate router_aux_loss_coef sep_token_id suppress_tokens task_specific_params
-    temperature tf_legacy_loss tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p
-    torch_dtype torchscript tp_plan transformers.js_config transformers_version typical_p
-    unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_flash_attn
-    use_flash_attention
+    hidden_dropout_prob id2label initializer_factor initializer_range is_decoder is_encoder_decoder
+    keys_to_ignore_at_inference label2id length_penalty loss_decay_gamma max_length max_new_tokens
+    max_window_layers min_length model_max_length model_type no_repeat_ngram_size num_anchors
+    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states
+    output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type pruned_heads
+    remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
+    router_aux_loss_coef sep_token_id suppress_tokens task_specific_params temperature
+    tf_legacy_loss tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p torch_dtype
+    torchscript tp_plan transformers.js_config transformers_version typical_p unk_token_id
+    unsloth_fixed unsloth_version use_bfloat16 use_cache use_flash_attn use_flash_attention
 """
 # Sinks, norms, experts and compressed attention are made of tensors: those that are there are used,
 # and one that has no place in a drafter is refused.

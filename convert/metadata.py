@@ -27,6 +27,9 @@ CONVERTER_VERSION = "2"
 VOCABULARY_KEY = "dflash2.converter.draft_vocabulary"
 """How the draft vocabulary was chosen, in words."""
 
+CAUSAL_PATTERN_KEY = "dflash2.attention.causal_pattern"
+"""Which layers are causal, where they differ: llama.cpp's key says one for all."""
+
 _REVISION = re.compile(r"^[0-9a-f]{40}$")
 _U32 = GGUFValueType.UINT32
 _F32 = GGUFValueType.FLOAT32
@@ -115,6 +118,8 @@ def _sizes(config: DrafterConfig, target: Target) -> list[Metadata]:
     result += [scalar(f"dflash.{key}", _F32, value) for key, value in numbers if value is not None]
     result += config.rope.scaling
     result.append(scalar("dflash.attention.causal", GGUFValueType.BOOL, config.causal))
+    if len(set(config.causal_layers)) > 1:
+        result.append(array(CAUSAL_PATTERN_KEY, GGUFValueType.BOOL, config.causal_layers))
     if config.window is not None:
         key = "dflash.attention.sliding_window_pattern"
         result.append(array(key, GGUFValueType.BOOL, config.window_pattern))

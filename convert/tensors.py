@@ -24,6 +24,10 @@ _IGNORED = (
 _DSPARK = re.compile(r"^(markov_head|confidence_head|markov_w[12]|conf_proj)\b")
 _DFLASH2 = re.compile(r"(attention_conv|mlp_conv|candidate_selector)\.")
 _CODEBOOK = re.compile(r"^candidate_selector\.(predecessor|successor)_codebook\.weight$")
+_OTHER_NAMES = {  # those of Muse Glimmer's assistant
+    "encoder.fc.weight": "fc.weight",
+    "encoder.output_norm_enc.weight": "hidden_norm.weight",
+}
 _SINK = re.compile(r"^layers\.(\d+)\.(self_attn\.)?(sinks?|attention_sink_bias)(\.weight)?$")
 _BIAS = re.compile(r"^layers\.(\d+)\.self_attn\.([qkvo])_proj\.bias$")
 _BIAS_NAMES = {"q": "attn_q.bias", "k": "attn_k.bias", "v": "attn_v.bias", "o": "attn_output.bias"}
@@ -128,8 +132,10 @@ def _biases(config: DrafterConfig, names: Collection[str]) -> dict[str, tuple[st
     }
 
 
-def _canonical(name: str) -> str:
+def canonical_name(name: str) -> str:
+    """A tensor's name without what layouts put around it."""
     name = name.removeprefix("model.")
+    name = _OTHER_NAMES.get(name, name)
     return name.removesuffix(".weight") if _CODEBOOK.match(name) else name
 
 
@@ -172,7 +178,7 @@ def _optional(
 def _scale_reason(name: str, stored: dict[str, TensorInfo]) -> str | None:
     """What becomes of the scales of a checkpoint with 8-bit floats."""
     scale = _WEIGHT_SCALE.match(name)
-    weight = stored.get(_canonical(scale[1])) if scale else None
+    weight = stored.get(canonical_name(scale[1])) if scale else None
     if weight is not None and weight.dtype in SCALED_DTYPES:
         return f"multiplied into {weight.name}"
     if _ACTIVATION_SCALE.search(name) and any(t.dtype in SCALED_DTYPES for t in stored.values()):
@@ -190,7 +196,7 @@ def plan_tensors(
     """
     stored: dict[str, TensorInfo] = {}
     for name, (_, info) in checkpoint.tensors.items():
-        canonical = _canonical(name)
+        canonical = canonical_name(name)
         if canonical in stored:
             raise _error(checkpoint.folder, f"{stored[canonical].name!r} and {name!r} are the same")
         stored[canonical] = info

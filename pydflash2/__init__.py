@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pydflash2._kernels import KernelInfo, enable_kernels
     from pydflash2._llama import Completion, Llama, attach, load
     from pydflash2._options import GenerateOptions, SessionOptions
+    from pydflash2._plan import MemoryPlan, plan
     from pydflash2._session import Draft, Drafter, DrafterInfo, Session, Stats, Step, Target
     from pydflash2.errors import (
         BackendError,
@@ -43,6 +44,7 @@ _HOMES = {
     "pydflash2._generation": ("Chunk", "Piece"),
     "pydflash2._kernels": ("KernelInfo", "enable_kernels"),
     "pydflash2._options": ("GenerateOptions", "SessionOptions"),
+    "pydflash2._plan": ("MemoryPlan", "plan"),
     "pydflash2._session": (
         "Draft",
         "Drafter",
@@ -81,6 +83,7 @@ __all__ = [
     "InvalidArgumentError",
     "KernelInfo",
     "Llama",
+    "MemoryPlan",
     "MismatchError",
     "ModelFileError",
     "ModelFormatError",
@@ -99,6 +102,7 @@ __all__ = [
     "demo_pair",
     "enable_kernels",
     "load",
+    "plan",
 ]
 
 

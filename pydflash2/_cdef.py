@@ -78,12 +78,27 @@ void df2_taps_free(df2_taps *taps);
 
 bool df2_taps_eval(struct ggml_tensor *tensor, bool ask, void *taps);
 
+typedef enum df2_cache_type {
+  DF2_CACHE_F16 = 0,
+  DF2_CACHE_F32 = 1,
+  DF2_CACHE_BF16 = 2,
+  DF2_CACHE_Q8_0 = 3,
+  DF2_CACHE_Q4_0 = 4,
+  DF2_CACHE_Q4_1 = 5,
+  DF2_CACHE_Q5_0 = 6,
+  DF2_CACHE_Q5_1 = 7,
+  DF2_CACHE_IQ4_NL = 8
+} df2_cache_type;
+
 typedef struct df2_target_options {
   uint32_t struct_size;
   int32_t n_ctx;
   int32_t n_batch;
   int32_t n_threads;
   int32_t kernels;
+  uint64_t max_bytes;
+  int32_t cache_type_k, cache_type_v;
+  int32_t swa_full;
 } df2_target_options;
 
 int32_t df2_target_options_init(df2_target_options *options, size_t size);
@@ -135,8 +150,6 @@ int32_t df2_drafter_info_get(const df2_drafter *drafter, df2_drafter_info *info)
 
 void df2_drafter_free(df2_drafter *drafter);
 
-typedef enum df2_cache_type { DF2_CACHE_F16 = 0, DF2_CACHE_F32 = 1 } df2_cache_type;
-
 typedef struct df2_session_options {
   uint32_t struct_size;
   int32_t n_draft;
@@ -145,6 +158,8 @@ typedef struct df2_session_options {
   int32_t ignore_end;
   int32_t n_threads_draft;
   const char *profiles;
+
+  int64_t checkpoint_bytes;
 } df2_session_options;
 
 int32_t df2_session_options_init(df2_session_options *options, size_t size);
@@ -226,9 +241,47 @@ typedef struct df2_stats {
   uint64_t target_packed_bytes;
   uint64_t target_copied_bytes;
   uint64_t n_replayed;
+  uint64_t target_rewind_bytes;
+
+  uint64_t n_checkpoints;
+  uint64_t checkpoint_bytes;
+  uint64_t n_restored;
+  uint64_t n_recomputed;
 } df2_stats;
 
 int32_t df2_session_stats_get(const df2_session *session, df2_stats *stats);
 
 void df2_session_stats_reset(df2_session *session);
+
+typedef struct df2_plan {
+  uint32_t struct_size;
+  int32_t n_ctx;
+  int32_t kernels;
+  int32_t reserved;
+  uint64_t available_bytes;
+  uint64_t total_bytes;
+
+  uint64_t target_mapped_bytes;
+  uint64_t drafter_mapped_bytes;
+  uint64_t target_packed_bytes;
+  uint64_t target_copied_bytes;
+  uint64_t attention_bytes;
+  uint64_t window_bytes;
+  uint64_t state_bytes;
+  uint64_t rewind_bytes;
+  uint64_t compute_bytes;
+  uint64_t work_bytes;
+  uint64_t logits_bytes;
+  uint64_t drafter_packed_bytes;
+  uint64_t drafter_cache_bytes;
+  uint64_t drafter_compute_bytes;
+  uint64_t drafter_features_bytes;
+  uint64_t checkpoint_bytes;
+  const char *note;
+  const char *problem;
+} df2_plan;
+
+int32_t df2_target_plan(df2_plan *plan, const char *target_path, const df2_target_options *target_options,
+                                const char *drafter_path, const df2_drafter_options *drafter_options,
+                                const df2_session_options *session_options);
 """

@@ -14,11 +14,12 @@ import llama_cpp
 from typing_extensions import Unpack
 
 from pydflash2._chat import ChatTemplate, Message
-from pydflash2._ffi import Uncopyable
+from pydflash2._ffi import Uncopyable, logger
 from pydflash2._generation import Chunk, FinishReason, generate_chunks
 from pydflash2._llama_cpp import PENALTY_WINDOW, Sampler, set_log
 from pydflash2._options import (
     RANDOM_SEED,
+    CacheType,
     DraftLength,
     GenerateOptions,
     GenerateSettings,
@@ -26,11 +27,14 @@ from pydflash2._options import (
     SessionSettings,
     new_seed,
 )
+from pydflash2._plan import plan
+from pydflash2._raw import NO_LIMIT
 from pydflash2._session import Drafter, Session, Stats, Target, token_ids
 from pydflash2.errors import (
     BackendError,
     ContextFullError,
     InvalidArgumentError,
+    OutOfMemoryError,
     RewindError,
 )
 
@@ -351,6 +355,10 @@ def load(
     n_threads: int | None = None,
     version: int | None = None,
     kernels: bool = True,
+    max_bytes: int | None = None,
+    cache_type_k: CacheType = "f16",
+    cache_type_v: CacheType = "f16",
+    swa_full: bool = True,
     verbose: bool = False,
     **options: Unpack[SessionOptions],
 ) -> Llama:
@@ -363,24 +371,61 @@ def load(
     n_threads   None: one per fast core, within the CPU quota
     version     require a drafter of DFlash 1 or 2
     kernels     False: compute with llama.cpp's own kernels only
+    max_bytes   most memory both may take, as plan() counts it; None: what the machine and the
+                process's control groups have available
+    cache_type_k, cache_type_v
+                of the target's K/V cache: see Target
+    swa_full    False: save memory with a model that has a sliding window; see Target
     verbose     let llama.cpp log to stderr; this setting is the process's
-    options     how to draft: n_draft, window, cache_type, n_threads_draft, profiles; see
-                SessionOptions
+    options     how to draft: n_draft, window, cache_type, n_threads_draft, profiles,
+                checkpoint_bytes; see SessionOptions
 
     Raises ModelFileError, ModelFormatError (MismatchError: the two do not belong together),
-    OutOfMemoryError, InvalidArgumentError; BackendError if the native library is not usable.
+    OutOfMemoryError (before anything is loaded, with what is needed and what would help),
+    InvalidArgumentError; BackendError if the native library is not usable.
     """
     SessionSettings(**options)  # what is wrong with them is said before a model is loaded
     set_log(verbose=verbose)
+    given: dict[str, Any] = {
+        "n_ctx": n_ctx,
+        "n_batch": n_batch,
+        "n_threads": n_threads,
+        "kernels": kernels,
+        "max_bytes": max_bytes,
+        "cache_type_k": cache_type_k,
+        "cache_type_v": cache_type_v,
+        "swa_full": swa_full,
+    }
+    if drafter is not None and not isinstance(drafter, Drafter):
+        given |= _within_memory(target, drafter, version, given, options)
     with contextlib.ExitStack() as undo:
         # The drafter first: it is the smaller file, and as likely to be the wrong one.
         shared = _take_drafter(drafter, version, kernels, undo)
-        opened = undo.enter_context(
-            Target(target, n_ctx=n_ctx, n_batch=n_batch, n_threads=n_threads, kernels=kernels)
-        )
+        opened = undo.enter_context(Target(target, **given))
         made = Llama(opened, shared, **options)
         made._cleanup.push(undo.pop_all())
         return made
+
+
+def _within_memory(
+    target: str | os.PathLike[str],
+    drafter: str | os.PathLike[str],
+    version: int | None,
+    given: dict[str, Any],
+    options: SessionOptions,
+) -> dict[str, Any]:
+    """How a target is opened so that there is room for its drafter too: which of Target's arguments
+    are other ones. OutOfMemoryError if there is none."""
+    any_length: SessionOptions = {**options, "n_draft": "auto"}
+    try:
+        planned = plan(target, drafter, version=version, **given, **any_length)
+    except OutOfMemoryError:
+        return {}  # opening says better what there is no memory for, or does with less
+    if planned.problem:
+        raise OutOfMemoryError(planned.problem)
+    if planned.note:
+        logger.warning("'%s': %s", os.fspath(target), planned.note)
+    return {"kernels": planned.kernels, "max_bytes": NO_LIMIT}
 
 
 def attach(
@@ -395,9 +440,10 @@ def attach(
     load(), but kernels is only about the drafter: see enable_kernels() for llama's own weights.
 
     llama's context is borrowed: do not use or close llama before the result is closed. Its sequence
-    is dropped, then and now. Works for every architecture without a recurrent state that load()
-    works for, as long as the kernels are in use; without them only some record their hidden states.
-    UnsupportedError says what is in the way. Otherwise raises what load() raises.
+    is dropped, then and now (with a warning if there is one: images cannot be taken over). Works
+    for every architecture without a recurrent state that load() works for, as long as the kernels
+    are in use; without them only some record their hidden states. UnsupportedError says what is in
+    the way. Otherwise raises what load() raises.
     """
     if not isinstance(llama, llama_cpp.Llama):
         raise InvalidArgumentError(f"expected a llama_cpp.Llama, not {type(llama).__name__}")

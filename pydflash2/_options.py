@@ -15,6 +15,8 @@ from pydflash2.errors import InvalidArgumentError
 SEED_LIMIT = 2**32 - 1  # the last 32-bit number makes llama.cpp choose a seed itself
 RANDOM_SEED = -1
 
+_MOST_BYTES = 2**63 - 1
+
 
 def new_seed() -> int:
     """A seed that nobody has asked for."""
@@ -22,22 +24,30 @@ def new_seed() -> int:
 
 
 DraftLength = int | Literal["auto"]
-CacheType = Literal["f16", "f32"]
+CacheType = Literal["f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
+# as df2_cache_type numbers them
+CACHE_TYPES: tuple[str, ...] = get_args(CacheType)
 
 
 class SessionOptions(TypedDict, total=False):
     """Keyword options of load(), attach(), Llama and Session. All may be left out.
 
     n_draft          tokens drafted per cycle, 0 .. block_size - 1; "auto" (the default): chosen
-                     while running
+                     while running. Fewer where a recurrent target cannot drop as many: 8 with
+                     inputs kept, 7 with snapshots
     window           most context tokens a full-attention drafter layer attends to; None (the
                      default): 2048
-    cache_type       of the drafter's K/V cache: "f16" (the default) or "f32"
+    cache_type       of the drafter's K/V cache: "f16" (the default), "f32", "bf16", "q8_0", "q4_0",
+                     "q4_1", "q5_0", "q5_1" or "iq4_nl"
     n_threads_draft  threads that draft, at most the target's; None (the default): as many
     profiles         a folder for what n_draft="auto" learns about a pair on this machine, so that
                      later processes begin with it; True (the default): ~/.cache/pydflash2/profiles
                      or where the environment variable DF2_PROFILES says, "off" for nowhere; False:
                      nowhere. A folder that cannot be written is as if there were none
+    checkpoint_bytes
+                     most memory for copies of a target's recurrent state that a rewind goes back
+                     to; 0: none, nor does a rewind decode all anew; None (the default): 512 MiB, at
+                     most an eighth of what is available
     """
 
     n_draft: DraftLength
@@ -45,6 +55,7 @@ class SessionOptions(TypedDict, total=False):
     cache_type: CacheType
     n_threads_draft: int | None
     profiles: str | os.PathLike[str] | bool
+    checkpoint_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,20 +68,20 @@ class SessionSettings:
     cache_type: CacheType = "f16"
     n_threads_draft: int | None = None
     profiles: str | os.PathLike[str] | bool = True
+    checkpoint_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None:
             require_int("window", self.window, 1, None)
-        if self.cache_type not in get_args(CacheType):
-            raise InvalidArgumentError(
-                f'cache_type must be "f16" or "f32", not {self.cache_type!r}'
-            )
+        cache_type_number("cache_type", self.cache_type)
         if self.n_threads_draft is not None:
             require_int("n_threads_draft", self.n_threads_draft, 1, None)
         if not isinstance(self.profiles, (str, os.PathLike, bool)) or self.profiles == "":
             raise InvalidArgumentError(
                 f"profiles must be a folder, True or False, not {self.profiles!r}"
             )
+        if self.checkpoint_bytes is not None:
+            require_int("checkpoint_bytes", self.checkpoint_bytes, 0, _MOST_BYTES)
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -149,6 +160,14 @@ def require_int(name: str, value: object, low: int, high: int | None) -> None:
         is_too_large = isinstance(value, int) and value > limit
         bounds = f"at least {low}" if high is None and not is_too_large else f"{low} .. {limit}"
         raise InvalidArgumentError(f"{name} must be an integer of {bounds}, not {value!r}")
+
+
+def cache_type_number(name: str, value: object) -> int:
+    """The df2_cache_type of that name; InvalidArgumentError if there is none."""
+    if not isinstance(value, str) or value not in CACHE_TYPES:
+        names = ", ".join(f'"{known}"' for known in CACHE_TYPES)
+        raise InvalidArgumentError(f"{name} must be one of {names}, not {value!r}")
+    return CACHE_TYPES.index(value)
 
 
 def encode_text(name: str, text: object) -> bytes:

@@ -23,16 +23,27 @@ from typing_extensions import Unpack
 
 from pydflash2._exit import native_call
 from pydflash2._ffi import Uncopyable, address, check, ffi, library
-from pydflash2._kernels import kernels_option
-from pydflash2._llama_cpp import Sampler, Vocab, context_length, quiet_log_by_default
-from pydflash2._options import DraftLength, SessionOptions, SessionSettings, require_int
-from pydflash2._profiles import profiles_folder
+from pydflash2._llama_cpp import Sampler, Vocab, context_length
+from pydflash2._options import (
+    CacheType,
+    DraftLength,
+    SessionOptions,
+    require_int,
+)
+from pydflash2._raw import (
+    MAX_DRAFT,
+    defaults,
+    draft_length,
+    drafter_options,
+    encode_path,
+    session_options,
+    sized,
+    target_options,
+)
 from pydflash2.errors import InvalidArgumentError
 
-MAX_STEP_TOKENS = 65
-"""Most tokens one step returns: DF2_MAX_DRAFT drafted ones and the bonus token."""
-
-_CACHE_TYPES = {"f16": 0, "f32": 1}
+MAX_STEP_TOKENS = MAX_DRAFT + 1
+"""Most tokens one step returns: drafted ones and the bonus token."""
 
 
 def _free(free: Any, pointer: Any, needs: tuple[object, ...]) -> None:
@@ -77,9 +88,18 @@ class Target(_Handle):
     n_batch    most tokens decoded at once in a prefill
     n_threads  None: one per fast core, within the CPU quota
     kernels    False: compute with llama.cpp's own kernels only
+    max_bytes  most memory it may take, as plan() counts it; None: what the machine and the
+               process's control groups have available
+    cache_type_k, cache_type_v
+               of the K/V cache: "f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1" or
+               "iq4_nl", as llama.cpp's options of these names
+    swa_full   False: layers with a sliding window keep the keys and values of about window +
+               n_batch tokens only, not of the whole context: less memory, but no way back past
+               them (RewindError)
 
-    Raises ModelFileError, ModelFormatError, UnsupportedError, OutOfMemoryError,
-    InvalidArgumentError.
+    Raises ModelFileError, ModelFormatError, UnsupportedError, OutOfMemoryError (before the model is
+    loaded, with what it needs and what would help), InvalidArgumentError (also: the model cannot
+    have a cache of these types).
     """
 
     def __init__(
@@ -90,17 +110,16 @@ class Target(_Handle):
         n_batch: int = 512,
         n_threads: int | None = None,
         kernels: bool = True,
+        max_bytes: int | None = None,
+        cache_type_k: CacheType = "f16",
+        cache_type_v: CacheType = "f16",
+        swa_full: bool = True,
     ) -> None:
-        require_int("n_ctx", n_ctx, 1, None)
-        require_int("n_batch", n_batch, 1, None)
-        if n_threads is not None:
-            require_int("n_threads", n_threads, 1, None)
-        quiet_log_by_default()
-        options = _options("df2_target_options")
-        options.n_ctx, options.n_batch, options.n_threads = n_ctx, n_batch, n_threads or 0
-        options.kernels = kernels_option(kernels)
+        options = target_options(
+            n_ctx, n_batch, n_threads, kernels, max_bytes, cache_type_k, cache_type_v, swa_full
+        )
         out = ffi.new("df2_target **")
-        encoded = _encode_path(path)
+        encoded = encode_path(path)
         with native_call():
             check(library().df2_target_open(out, encoded, options))
         self.n_batch = n_batch
@@ -134,7 +153,8 @@ class Target(_Handle):
     @property
     def context_address(self) -> int:
         """Address of the llama_context, for llama-cpp-python's low-level functions. Borrowed: valid
-        until close(). What changes its memory makes the session wrong."""
+        until close(). While there is a session its memory may be neither changed nor read: a
+        recurrent state is complete only when the session is closed."""
         _ = self._pointer  # refuse when closed
         return self._context
 
@@ -187,13 +207,9 @@ class Drafter(_Handle):
     def __init__(
         self, path: str | os.PathLike[str], *, version: int | None = None, kernels: bool = True
     ) -> None:
-        if version not in (None, 1, 2):
-            raise InvalidArgumentError(f"version must be 1, 2 or None, not {version!r}")
-        options = _options("df2_drafter_options")
-        options.version = version or 0
-        options.kernels = kernels_option(kernels)
+        options = drafter_options(version, kernels)
         out = ffi.new("df2_drafter **")
-        encoded = _encode_path(path)
+        encoded = encode_path(path)
         with native_call():
             check(library().df2_drafter_load(out, encoded, options))
         self._own("df2_drafter_free", out[0])
@@ -201,7 +217,7 @@ class Drafter(_Handle):
     @property
     def info(self) -> DrafterInfo:
         """What the file says."""
-        raw = _sized("df2_drafter_info")
+        raw = sized("df2_drafter_info")
         check(library().df2_drafter_info_get(self._pointer, raw))
         skipped = {"tap_layers", "is_causal"}
         plain = {
@@ -279,6 +295,11 @@ class Stats:
     target_packed_bytes: int
     target_copied_bytes: int  # of those, a second copy of embeddings that are also the head
     n_replayed: int  # tokens decoded again, where a recurrent target could not drop others alone
+    target_rewind_bytes: int  # copies of a recurrent state to go back to
+    n_restored: int  # times its memory went back to a checkpoint, or to nothing for want of one
+    n_recomputed: int  # tokens decoded again after a rewind that did
+    n_checkpoints: int  # held now
+    checkpoint_bytes: int
 
     @property
     def acceptance_length(self) -> float:
@@ -297,7 +318,8 @@ class Session(_Handle):
 
     drafter     None decodes token by token and reads no hidden states: plain decoding
     ignore_end  go on after an end-of-generation token
-    options     n_draft, window, cache_type, n_threads_draft, profiles: see SessionOptions
+    options     n_draft, window, cache_type, n_threads_draft, profiles, checkpoint_bytes: see
+                SessionOptions
 
     Raises MismatchError, UnsupportedError, InvalidArgumentError (also: the target has a session
     already), OutOfMemoryError. The target may then be used on.
@@ -311,17 +333,9 @@ class Session(_Handle):
         ignore_end: bool = False,
         **options: Unpack[SessionOptions],
     ) -> None:
-        settings = SessionSettings(**options)
         self._max_draft = drafter.info.block_size - 1 if drafter is not None else 0
-        raw = _options("df2_session_options")
-        raw.n_draft = _draft_length(settings.n_draft, self._max_draft)
-        raw.window = settings.window or 0
-        raw.cache_type = _CACHE_TYPES[settings.cache_type]
+        raw, _profiles = session_options(options, self._max_draft)
         raw.ignore_end = ignore_end
-        raw.n_threads_draft = settings.n_threads_draft or 0
-        folder = profiles_folder(settings.profiles)
-        profiles = ffi.new("char[]", _encode_path(folder)) if folder is not None else ffi.NULL
-        raw.profiles = profiles
         out = ffi.new("df2_session **")
         pointer = drafter._pointer if drafter is not None else ffi.NULL
         with native_call():
@@ -401,8 +415,11 @@ class Session(_Handle):
         """Cuts the sequence to its first n_tokens; generation then continues from the last kept
         one.
 
-        The sampler is not rewound. Raises InvalidArgumentError, or RewindError if the target's
-        memory cannot go back that far: rewind to 0 and prefill again. On failure nothing changed.
+        A target with a recurrent state goes back to the last checkpoint before that place, or to
+        nothing; the next prefill or step decodes the tokens between again. The sampler is not
+        rewound. Raises InvalidArgumentError, or RewindError if the target's memory cannot go back
+        that far and there are no checkpoints (checkpoint_bytes 0): rewind to 0 and prefill again.
+        On failure nothing changed.
         """
         require_int("n_tokens", n_tokens, 0, self.n_tokens)
         self._change("df2_session_rewind", n_tokens)
@@ -419,7 +436,7 @@ class Session(_Handle):
     def set_n_draft(self, n_draft: DraftLength) -> None:
         """Changes n_draft from the next step on. InvalidArgumentError if out of range; nothing
         changes then."""
-        self._call("df2_session_set_n_draft", _draft_length(n_draft, self._max_draft))
+        self._call("df2_session_set_n_draft", draft_length(n_draft, self._max_draft))
 
     def draft(
         self,
@@ -436,7 +453,7 @@ class Session(_Handle):
         The last token must come from a step or a rewind, not from a prefill (InvalidArgumentError).
         """
         require_int("n_draft", n_draft, 1, None)
-        options = _options("df2_draft_options")
+        options = defaults("df2_draft_options")
         options.n_draft = n_draft
         numbers = _numbers("uniforms", () if uniforms is None else uniforms)
         options.temperature = _numbers("temperature", (temperature,))[0]
@@ -446,7 +463,7 @@ class Session(_Handle):
                 f"not used at 0; got shape {numbers.shape} for n_draft {n_draft}"
             )
         options.uniforms = ffi.from_buffer("float[]", numbers)
-        raw = _sized("df2_draft")
+        raw = sized("df2_draft")
         self._call("df2_session_draft", options, raw)
         n, n_candidates = raw.n_draft, raw.n_candidates
         return Draft(
@@ -467,7 +484,7 @@ class Session(_Handle):
 
     def stats(self) -> Stats:
         """Counters and times since the session began or the last reset_stats()."""
-        raw = _sized("df2_stats")
+        raw = sized("df2_stats")
         self._call("df2_session_stats_get", raw)
         arrays = {"drafted_at", "accepted_at"}
         fields: dict[str, Any] = {
@@ -499,40 +516,6 @@ def _numbers(name: str, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
         return np.ascontiguousarray(values, dtype=np.float32)
     except (TypeError, ValueError, OverflowError):
         raise InvalidArgumentError(f"{name} must be numbers, not {values!r}") from None
-
-
-def _options(struct: str) -> Any:
-    """A C option struct holding the library's defaults."""
-    options = ffi.new(f"{struct} *")
-    check(getattr(library(), f"{struct}_init")(options, ffi.sizeof(struct)))
-    return options
-
-
-def _sized(struct: str) -> Any:
-    """A zeroed C result struct with struct_size set."""
-    raw = ffi.new(f"{struct} *")
-    raw.struct_size = ffi.sizeof(struct)
-    return raw
-
-
-def _encode_path(path: str | os.PathLike[str]) -> bytes:
-    try:
-        encoded = os.fsencode(path)
-    except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"a path is not valid Unicode text: {error}") from error
-    if b"\0" in encoded:
-        raise InvalidArgumentError("a path cannot hold a NUL character")
-    return encoded
-
-
-def _draft_length(n_draft: DraftLength, most: int) -> int:
-    """n_draft as the library takes it. most: what the drafter can do, 0 without one."""
-    if n_draft == "auto":
-        return -1
-    if isinstance(n_draft, bool) or not isinstance(n_draft, int) or not 0 <= n_draft <= most:
-        allowed = f"an integer of 0 .. {most}" if most else "0 where there is no drafter"
-        raise InvalidArgumentError(f'n_draft must be "auto" or {allowed}, not {n_draft!r}')
-    return n_draft
 
 
 def token_ids(tokens: Sequence[int]) -> list[int]:

@@ -25,7 +25,8 @@
 #define MAX_CHECKED_KEYS 512
 #define HEADS_PER_QUERY 3 /* rows of one query: heads that share a K/V head, and the query's mask */
 
-static const char *const type_names[DF2_ATTENTION_N_TYPES] = {"f32", "f16", "bf16", "q8_0"};
+static const char *const type_names[DF2_ATTENTION_N_TYPES] = {"f32",  "f16",  "bf16", "q8_0",  "q4_0",
+                                                              "q4_1", "q5_0", "q5_1", "iq4_nl"};
 
 typedef struct options {
   int32_t n_threads[MAX_LIST];
@@ -79,11 +80,6 @@ static void *allocate(size_t n_bytes) {
 
 /* ------------------------------------------------------------------------------------------------------ attention */
 
-static size_t vector_bytes(df2_attention_type type, int32_t size) {
-  const size_t n = (size_t)size;
-  return type == DF2_ATTENTION_F32 ? 4 * n : type == DF2_ATTENTION_Q8_0 ? n / 32 * 34 : 2 * n;
-}
-
 static size_t half_layer_bytes(const attention *of) {
   return (size_t)of->n_keys * (size_t)of->n_heads * of->vector_bytes;
 }
@@ -92,10 +88,30 @@ static size_t cache_bytes(const attention *of) {
   return (size_t)of->n_layers * 2 * half_layer_bytes(of);
 }
 
+/* Values below 1, of either sign or, of types with a minimum, none below 0. */
+static void random_blocks(uint8_t *vector, df2_attention_type type, const float *values, int32_t size) {
+  const size_t block_bytes = df2_attention_block_bytes(type);
+  const uint16_t scale = 0x2000; /* 2^-7 */
+  const uint16_t none = 0;       /* q4_1 and q5_1: the minimum; the others have codes there */
+  for (int32_t block = 0; block < size / DF2_ATTENTION_BLOCK; block++, vector += block_bytes) {
+    for (size_t i = 0; i < block_bytes; i++) {
+      uint32_t bits;
+      memcpy(&bits, &values[block * DF2_ATTENTION_BLOCK + (int32_t)(i % DF2_ATTENTION_BLOCK)], sizeof(bits));
+      vector[i] = (uint8_t)(bits >> 8);
+    }
+    memcpy(vector, &scale, sizeof(scale));
+    memcpy(vector + sizeof(scale), &none, sizeof(none));
+  }
+}
+
 /* Values between 2^-5 and 1, of either sign. */
 static void random_vector(uint8_t *vector, df2_attention_type type, int32_t size, uint32_t seed) {
   float values[DF2_ATTENTION_MAX_SIZE];
   random_floats(values, size, seed);
+  if (df2_attention_block_bytes(type) != 0) {
+    random_blocks(vector, type, values, size);
+    return;
+  }
   for (int32_t i = 0; i < size; i++) {
     uint32_t bits;
     memcpy(&bits, &values[i], sizeof(bits));
@@ -104,15 +120,9 @@ static void random_vector(uint8_t *vector, df2_attention_type type, int32_t size
     const uint16_t bfloat = (uint16_t)(sign | (122 + bits % 5) << 7 | (bits >> 8 & 0x7f));
     if (type == DF2_ATTENTION_F32) {
       memcpy(vector + 4 * i, &values[i], sizeof(float));
-    } else if (type == DF2_ATTENTION_Q8_0) {
-      vector[i / 32 * 34 + 2 + i % 32] = (uint8_t)(bits >> 8);
     } else {
       memcpy(vector + 2 * i, type == DF2_ATTENTION_F16 ? &half : &bfloat, sizeof(half));
     }
-  }
-  for (int32_t block = 0; type == DF2_ATTENTION_Q8_0 && block < size / 32; block++) {
-    const uint16_t scale = 0x2000; /* 2^-7 */
-    memcpy(vector + 34 * block, &scale, sizeof(scale));
   }
 }
 
@@ -146,7 +156,7 @@ static void make_attention(attention *made, const options *chosen, const df2_att
   made->size = chosen->size;
   made->n_heads = chosen->n_heads;
   made->n_keys = n_keys;
-  made->vector_bytes = vector_bytes(type, chosen->size);
+  made->vector_bytes = df2_attention_vector_bytes(type, chosen->size);
   made->n_layers = (int64_t)((size_t)chosen->mib * MIB / (2 * half_layer_bytes(made))) + 1;
   made->memory = allocate(cache_bytes(made));
   fill_cache(made);
@@ -425,7 +435,10 @@ int main(int argc, char **argv) {
     }
   }
   if (n_types == 0) {
-    fprintf(stderr, "bench_attention: no type is called %s; there are f32, f16, bf16 and q8_0\n", chosen.types);
+    fprintf(stderr,
+            "bench_attention: no type is called %s; there are f32, f16, bf16, q8_0, q4_0, q4_1, "
+            "q5_0, q5_1 and iq4_nl\n",
+            chosen.types);
     return 2;
   }
   if (!all_right) {

@@ -22,7 +22,7 @@ int32_t df2_drafter_load(df2_drafter **out, const char *path, const df2_drafter_
     *out = nullptr;
     require(path != nullptr && *path != '\0', "path is NULL or empty");
     const df2_drafter_options given = df2::read_options(options, df2_drafter_options DF2_DRAFTER_OPTIONS_INIT);
-    require(given.version >= 0 && given.version <= 2, "options.version must be 0 (any), 1 or 2");
+    df2::require_version(given.version);
     auto handle = std::make_unique<df2_drafter>();
     handle->drafter = df2::load_drafter(path, df2::wants_kernels(given.kernels), given.version);
     *out = handle.release();
@@ -49,7 +49,7 @@ int32_t df2_drafter_info_get(const df2_drafter *drafter, df2_drafter_info *info)
     found.n_taps = static_cast<int32_t>(params.taps.size());
     std::copy(params.taps.begin(), params.taps.end(), found.tap_layers);
     found.mask_token = params.mask_token;
-    found.is_causal = params.is_causal ? 1 : 0;
+    found.is_causal = params.is_causal_windowed && params.is_causal_full ? 1 : 0;
     found.weights_bytes = drafter->drafter->weights_bytes();
     found.packed_bytes = drafter->drafter->packed_bytes();
     df2::write_result(info, found);

@@ -59,6 +59,11 @@ inline bool wants_kernels(int32_t kernels) {
   return kernels == DF2_KERNELS_DEFAULT;
 }
 
+// Of a drafter; 0: any.
+inline void require_version(int32_t version) {
+  require(version >= 0 && version <= 2, "options.version must be 0 (any), 1 or 2");
+}
+
 template <typename Options>
 void init_options(Options *options, size_t size, const Options &defaults) {
   require(options != nullptr, "options is NULL");

@@ -5,16 +5,12 @@
 
 #include "api/guard.h"
 #include "api/handles.h"
+#include "api/options.h"
 
 using df2::guard;
 using df2::require;
 
 namespace {
-
-ggml_type to_ggml(int32_t cache_type) {
-  require(cache_type == DF2_CACHE_F16 || cache_type == DF2_CACHE_F32, "options.cache_type is not a df2_cache_type");
-  return cache_type == DF2_CACHE_F32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
-}
 
 df2::Sampling read_sampling(const df2_draft_options &options) {
   require(std::isfinite(options.temperature) && options.temperature >= 0.0f,
@@ -41,10 +37,8 @@ int32_t df2_session_create(df2_session **out, df2_target *target, const df2_draf
     require(out != nullptr, "out is NULL");
     *out = nullptr;
     require(target != nullptr, "target is NULL");
-    const df2_session_options given = df2::read_options(options, df2_session_options DF2_SESSION_OPTIONS_INIT);
-    const df2::SessionOptions chosen = {
-        given.n_draft,         given.window,          to_ggml(given.cache_type),
-        given.ignore_end != 0, given.n_threads_draft, given.profiles != nullptr ? given.profiles : ""};
+    const df2::SessionOptions chosen =
+        df2::to_session_options(df2::read_options(options, df2_session_options DF2_SESSION_OPTIONS_INIT));
     auto handle = std::make_unique<df2_session>();
     handle->session =
         std::make_unique<df2::Session>(*target->target, drafter != nullptr ? drafter->drafter : nullptr, chosen);

@@ -3,6 +3,8 @@
 
 #include "api/guard.h"
 #include "api/handles.h"
+#include "api/options.h"
+#include "core/memory_plan.h"
 
 using df2::guard;
 using df2::require;
@@ -20,8 +22,7 @@ int32_t df2_target_open(df2_target **out, const char *path, const df2_target_opt
     require(path != nullptr && *path != '\0', "path is NULL or empty");
     const df2_target_options given = df2::read_options(options, df2_target_options DF2_TARGET_OPTIONS_INIT);
     auto handle = std::make_unique<df2_target>();
-    handle->target =
-        df2::Target::open(path, {given.n_ctx, given.n_batch, given.n_threads, df2::wants_kernels(given.kernels)});
+    handle->target = df2::open_within(path, df2::to_target_options(given), given.max_bytes);
     *out = handle.release();
   });
 }

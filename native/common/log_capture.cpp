@@ -31,7 +31,9 @@ void LogCapture::on_log(ggml_log_level level, const char *text, void *user_data)
       // then the line is missing
     }
   }
-  programs_callback.load()(level, text, user_data);
+  if (current == nullptr || !current->is_quiet_ || level == GGML_LOG_LEVEL_ERROR) {
+    programs_callback.load()(level, text, user_data);
+  }
 }
 
 bool speaks_of_memory(const std::string &message) {
@@ -40,7 +42,8 @@ bool speaks_of_memory(const std::string &message) {
                      [&](const char *words) { return message.find(words) != std::string::npos; });
 }
 
-LogCapture::LogCapture(LogSet set) : outer_(current) {
+LogCapture::LogCapture(LogSet set, bool is_quiet)
+    : outer_(current), is_quiet_(is_quiet || (current != nullptr && current->is_quiet_)) {
   const std::lock_guard<std::mutex> lock(users_mutex);
   ggml_log_callback callback = nullptr;
   void *user_data = nullptr;

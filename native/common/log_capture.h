@@ -14,10 +14,11 @@ using LogSet = void (*)(ggml_log_callback callback, void *user_data);
 // Whether what was logged is about a lack of memory, in the words of the C library, C++, ggml or llama.cpp.
 bool speaks_of_memory(const std::string &message);
 
-// Keeps the errors that are logged on this thread while it exists; the program's log gets all lines as before.
+// Keeps the errors that are logged on this thread while it exists; the program's log gets all lines as before, or, if
+// it is quiet, nothing else of this thread.
 class LogCapture {
  public:
-  explicit LogCapture(LogSet set);
+  explicit LogCapture(LogSet set, bool is_quiet = false);
   ~LogCapture();
   LogCapture(const LogCapture &) = delete;
   LogCapture &operator=(const LogCapture &) = delete;
@@ -30,6 +31,7 @@ class LogCapture {
   void add(const char *text);
 
   LogCapture *outer_;
+  bool is_quiet_;
   std::vector<std::string> errors_;
 };
 

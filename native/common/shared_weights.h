@@ -9,6 +9,7 @@ namespace df2 {
 struct SharedWeights {
   ggml_tensor *token_embd;  // [n_embd, >= n_vocab]
   ggml_tensor *head;        // [n_embd, >= n_vocab]
+  ggml_tensor *head_bias;   // [rows of head]; null: none
   float embedding_scale;    // what the target multiplies rows of token_embd with; 1: nothing
   bool changes_logits;      // whether it scales or caps what comes from the head
 };

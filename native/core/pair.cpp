@@ -14,7 +14,7 @@ constexpr int32_t kTokenTolerance = 100;
 
 }  // namespace
 
-void check_pair(const Target &target, const Drafter &drafter) {
+int32_t check_fit(const Target &target, const Drafter &drafter) {
   const DrafterParams &params = drafter.params();
   const auto mismatch = [&](const std::string &problem) {
     throw Error(DF2_EMISMATCH,
@@ -41,9 +41,14 @@ void check_pair(const Target &target, const Drafter &drafter) {
     mismatch(format("%d of %d tokens differ; convert the drafter with this target's tokenizer", n_different,
                     params.n_vocab));
   }
+  return n_different;
+}
+
+void check_pair(const Target &target, const Drafter &drafter) {
+  const int32_t n_different = check_fit(target, drafter);
   if (n_different > 0) {
     log_line(DF2_LOG_WARN, format("%d of %d tokens are named differently in the drafter and the target", n_different,
-                                  params.n_vocab));
+                                  drafter.params().n_vocab));
   }
 }
 

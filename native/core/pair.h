@@ -6,7 +6,10 @@
 
 namespace df2 {
 
-// Throws DF2_EMISMATCH, with the reason, if they do not; logs a warning if a few of their tokens differ.
+// Throws DF2_EMISMATCH, with the reason, if they do not. Returns how many of their tokens differ: a few may.
+int32_t check_fit(const Target &target, const Drafter &drafter);
+
+// The same, with a warning for the log if tokens differ.
 void check_pair(const Target &target, const Drafter &drafter);
 
 // Logs a warning if the drafter uses weights of a target that changes their results, and its file does not state

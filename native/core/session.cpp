@@ -6,6 +6,7 @@
 #include "common/compute_threads.h"
 #include "common/cpu_name.h"
 #include "common/error.h"
+#include "common/memory_limit.h"
 #include "common/stopwatch.h"
 #include "core/pair.h"
 #include "core/profile_store.h"
@@ -26,53 +27,92 @@ constexpr int32_t kMaxPending = 64;
 // dwarf the model.
 constexpr int32_t kAllLogitsBatch = 64;
 
+// The last tokens of a prompt are decoded apart, so that a checkpoint before them serves an answer that is generated
+// anew. So many take about as long apart as in a batch. The beginning of a short prompt is as good a place.
+constexpr int32_t kPromptEnd = 16;
+constexpr int32_t kLongPrompt = 64;
+
+// Undecoded tokens that a verify takes along: more than rejections and marks leave.
+constexpr int32_t kMostReplayed = 2 * (DF2_MAX_DRAFT + 1);
+
 }  // namespace
+
+uint64_t checkpoint_budget(int64_t bytes, uint64_t available) {
+  if (bytes < -1) {
+    throw Error(DF2_EINVAL, format("checkpoint_bytes is %lld; it must be a number of bytes, 0 for no checkpoints, or "
+                                   "-1 for the default",
+                                   static_cast<long long>(bytes)));
+  }
+  return bytes < 0 ? Checkpoints::default_budget(available) : static_cast<uint64_t>(bytes);
+}
+
+void check_options(const SessionOptions &options, const Target &target, const Drafter *drafter) {
+  if (options.window < 0 || options.window > (1 << 20)) {
+    throw Error(DF2_EINVAL, format("window must be between 0 and %d", 1 << 20));
+  }
+  if (options.n_threads_draft < 0 || options.n_threads_draft > target.n_threads()) {
+    throw Error(DF2_EINVAL, format("n_threads_draft is %d; it must not exceed the target's number of threads, %d",
+                                   options.n_threads_draft, target.n_threads()));
+  }
+  const int32_t most = drafter != nullptr ? drafter->params().block_size - 1 : 0;
+  if (options.n_draft < -1 || options.n_draft > most) {
+    throw Error(DF2_EINVAL,
+                format("n_draft is %d; %s allows 0 to %d, or -1 (auto: chosen while running)", options.n_draft,
+                       drafter != nullptr ? "this drafter" : "a session without a drafter", most));
+  }
+}
+
+RunnerOptions runner_options(const SessionOptions &options, const Target &target, const Drafter &drafter) {
+  RunnerOptions runner;
+  runner.full_window = options.window > 0 ? options.window : std::min(kDefaultWindow, drafter.params().n_ctx_train);
+  runner.cache_type = options.cache_type;
+  runner.n_threads = options.n_threads_draft > 0 ? options.n_threads_draft : target.n_threads();
+  runner.threadpool = target.threadpool();
+  return runner;
+}
+
+PromptBatch prompt_batch(const Target &target, const Drafter *drafter) {
+  const std::vector<int32_t> taps = drafter != nullptr ? drafter->params().taps : std::vector<int32_t>();
+  if (std::count(taps.begin(), taps.end(), target.n_layer()) == 0) {
+    return {target.n_batch(), 1};
+  }
+  const int32_t n = std::min(kAllLogitsBatch, target.n_batch());
+  return {n, n};
+}
 
 Session::Session(Target &target, std::shared_ptr<const Drafter> drafter, const SessionOptions &options)
     : target_(target),
       claim_(target.context()),
       argmax_(df2_argmax_find(df2_cpu_allowed_features())),
+      checkpoints_(target.context(), target.memory(), checkpoint_budget(options.checkpoint_bytes, available_memory())),
       options_(options) {
   const std::string problem = target.rewind_problem();
   if (!problem.empty()) {
     throw Error(DF2_EUNSUPPORTED, problem);
   }
-  check_options();
+  check_options(options, target, drafter.get());
   if (drafter != nullptr) {
     check_pair(target, *drafter);
     runner_ = make_runner(drafter);
   }
   target_packed_ = target.packed_weights();
+  target_rewind_bytes_ = target.rewind_bytes();
   set_n_draft(options.n_draft);
   target.select_taps(drafter != nullptr ? drafter->params().taps : std::vector<int32_t>());
   target.clear();
 }
 
-void Session::check_options() const {
-  if (options_.window < 0 || options_.window > (1 << 20)) {
-    throw Error(DF2_EINVAL, format("window must be between 0 and %d", 1 << 20));
-  }
-  if (options_.n_threads_draft < 0 || options_.n_threads_draft > target_.n_threads()) {
-    throw Error(DF2_EINVAL, format("n_threads_draft is %d; it must not exceed the target's number of threads, %d",
-                                   options_.n_threads_draft, target_.n_threads()));
-  }
-}
-
 std::unique_ptr<DrafterRunner> Session::make_runner(const std::shared_ptr<const Drafter> &drafter) const {
-  RunnerOptions runner;
-  runner.full_window = options_.window > 0 ? options_.window : std::min(kDefaultWindow, drafter->params().n_ctx_train);
-  runner.cache_type = options_.cache_type;
-  runner.n_threads = options_.n_threads_draft > 0 ? options_.n_threads_draft : target_.n_threads();
-  runner.threadpool = target_.threadpool();
   const SharedWeights shared = target_.shared_weights();
   warn_of_unstated_scales(target_, *drafter, shared);
-  return std::make_unique<DrafterRunner>(drafter, shared, runner);
+  return std::make_unique<DrafterRunner>(drafter, shared, runner_options(options_, target_, *drafter));
 }
 
 Session::~Session() {
   save_profile();
   target_.select_taps({});
   target_.memory().release();
+  target_.leave(poisoned_ ? target_.n_held() : n_decoded_);
 }
 
 int32_t Session::max_draft() const {
@@ -80,11 +120,10 @@ int32_t Session::max_draft() const {
 }
 
 void Session::set_n_draft(int32_t n_draft) {
-  if (n_draft < -1 || n_draft > max_draft()) {
-    throw Error(DF2_EINVAL, format("n_draft is %d; %s allows 0 to %d, or -1 (auto: chosen while running)", n_draft,
-                                   runner_ != nullptr ? "this drafter" : "a session without a drafter", max_draft()));
-  }
-  options_.n_draft = n_draft;
+  SessionOptions changed = options_;
+  changed.n_draft = n_draft;
+  check_options(changed, target_, runner_ != nullptr ? &runner_->drafter() : nullptr);
+  options_ = changed;
   if (n_draft == -1 && runner_ != nullptr && draft_length_ == nullptr) {
     draft_length_ =
         std::make_unique<DraftLength>(max_draft(), find_profile(options_.profiles, profile_key(), max_draft()));
@@ -157,28 +196,37 @@ void Session::add_pending(int32_t n_known, int32_t n_rows) {
 
 void Session::flush_pending() {
   if (runner_ != nullptr && n_pending_ > 0) {
-    runner_->inject(pending_.data(), n_pending_, n_seen() - n_pending_);
+    runner_->inject(pending_.data(), n_pending_, n_seen_ - n_pending_);
     n_pending_ = 0;
   }
 }
 
 // Cuts the target's memory to n_kept tokens, or to the fewer it can go back to, which undoes whatever happened behind
-// them. False if it cannot; nothing changed then.
-bool Session::can_go_back(int32_t n_kept, const char *cause) {
-  const int32_t n_held = target_.memory().go_back(n_kept);
+// them. If it cannot, nothing changed.
+Session::WentBack Session::try_to_go_back(int32_t n_kept, const char *cause) {
+  const bool is_nearer = checkpoints_.place_before(n_kept) > target_.memory().place_before(n_kept);
+  int32_t n_held = is_nearer ? TargetMemory::kCannot : target_.memory().go_back(n_kept);
+  WentBack how = WentBack::kItself;
+  if (n_held < 0) {
+    const int32_t n_restored = checkpoints_.restore(n_kept);
+    n_held = n_restored != TargetMemory::kCannot ? n_restored : n_held;
+    how = WentBack::kByCheckpoint;
+  }
   if (n_held == TargetMemory::kCannot) {
-    return false;
+    return WentBack::kNot;
   }
   if (n_held == TargetMemory::kLost) {
     poison(cause);
   }
+  stats_.n_restored += how == WentBack::kByCheckpoint ? 1 : 0;
+  checkpoints_.forget(n_kept);
   n_decoded_ = n_held;
-  return true;
+  return how;
 }
 
 // cause: of a failure that this undoes; "" otherwise.
 void Session::go_back(int32_t n_kept, const char *cause) {
-  if (!can_go_back(n_kept, cause)) {
+  if (try_to_go_back(n_kept, cause) == WentBack::kNot) {
     poison(cause);
   }
 }
@@ -190,35 +238,48 @@ void Session::poison(const char *cause) {
                                     after.c_str()));
 }
 
-// What the last prefill left to pick from, should the next one fail.
-void Session::hold_logits() {
-  if (n_decoded_ > 0 && n_decoded_ == n_tokens() && held_logits_.empty()) {
-    const float *logits = target_.logits(-1);
-    held_logits_.assign(logits, logits + target_.n_vocab());
-  }
-}
-
-void Session::decode_prompt(const std::vector<int32_t> &tokens) {
-  const int32_t n_known = n_seen() - n_decoded_;
-  const auto n_total = static_cast<int32_t>(tokens.size());
-  const int32_t end = n_decoded_ + n_total;
-  bool all_logits = false;
-  if (runner_ != nullptr) {
-    const std::vector<int32_t> &taps = runner_->drafter().params().taps;
-    all_logits = std::count(taps.begin(), taps.end(), target_.n_layer()) != 0;
-  }
-  const int32_t n_batch = all_logits ? std::min(kAllLogitsBatch, target_.n_batch()) : target_.n_batch();
-  for (int32_t done = 0; done < n_total;) {
-    const int32_t n = std::min(n_batch, n_total - done);
+void Session::decode_prompt(const int32_t *tokens, int32_t n_tokens) {
+  const int32_t n_known = n_seen_ - n_decoded_;
+  const int32_t end = n_decoded_ + n_tokens;
+  const int32_t n_batch = prompt_batch(target_, runner_ != nullptr ? &runner_->drafter() : nullptr).n_tokens;
+  // behind a text that was generated a message begins; behind a prompt it goes on
+  const bool is_message = n_decoded_ < this->n_tokens();
+  // whole batches are hardly the end: programs hand in long prompts by the batch
+  const bool has_end = checkpoints_.are_made() && n_tokens > kLongPrompt && n_tokens % target_.n_batch() != 0;
+  const int32_t begin_of_end = has_end ? n_tokens - kPromptEnd : n_tokens;
+  for (int32_t done = 0; done < n_tokens;) {
+    const int32_t n = std::min(n_batch, (done < begin_of_end ? begin_of_end : n_tokens) - done);
+    const bool is_boundary = done == 0 ? is_message : done == begin_of_end;
+    checkpoints_.take(n_decoded_, is_boundary ? Checkpoints::Place::kBoundary : Checkpoints::Place::kText);
     // rows that later ones of this very prompt would push out of the cache need not be read
     const bool is_read = runner_ != nullptr && done + n > n_known && n_decoded_ + n > end - runner_->capacity();
-    target_.decode(tokens.data() + done, n, n_decoded_, n - 1, is_read ? pending_room(n) : nullptr);
+    target_.decode(tokens + done, n, n_decoded_, n - 1, is_read ? pending_room(n) : nullptr);
     n_decoded_ += n;
+    n_seen_ = std::max(n_seen_, n_decoded_);
     if (is_read) {
       add_pending(std::max(0, n_known - done), n);
       flush_pending();
     }
     done += n;
+  }
+}
+
+// The sequence is as before if it fails.
+void Session::decode_or_undo(const int32_t *tokens, int32_t n_tokens) {
+  const int32_t n_before = n_decoded_;
+  const int32_t n_seen_before = n_seen_;
+  try {
+    flush_pending();
+    target_.memory().mark(true);
+    decode_prompt(tokens, n_tokens);
+  } catch (const std::exception &error) {
+    n_pending_ = 0;  // should injecting have failed, the drafter lacks these: it only drafts worse
+    n_seen_ = n_seen_before;
+    if (runner_ != nullptr) {
+      runner_->rewind(n_seen_before);
+    }
+    go_back(n_before, error.what());
+    throw;
   }
 }
 
@@ -231,26 +292,18 @@ void Session::prefill(const int32_t *tokens, int32_t n_tokens) {
                                      "target with a larger n_ctx",
                                      n_tokens, this->n_tokens(), target_.n_ctx()));
   }
+  target_.check_held(n_decoded_);
   const Stopwatch watch(&stats_.prefill_us);
-  const int32_t n_before = n_decoded_;
-  const int32_t n_seen_before = n_seen();
-  hold_logits();
-  tokens_.reserve(tokens_.size() + static_cast<size_t>(n_tokens));  // afterwards nothing fails
+  const int32_t n_replayed = n_seen_ - n_decoded_;
+  const int32_t n_recomputed = std::max(0, this->n_tokens() - 1 - n_seen_);
+  // afterwards nothing fails
+  tokens_.reserve(tokens_.size() + static_cast<size_t>(n_tokens));
+  prefilled_logits_.reserve(static_cast<size_t>(target_.n_vocab()));
   std::vector<int32_t> undecoded(tokens_.begin() + n_decoded_, tokens_.end());
   undecoded.insert(undecoded.end(), tokens, tokens + n_tokens);
-  try {
-    flush_pending();
-    target_.memory().mark(true);
-    decode_prompt(undecoded);
-  } catch (const std::exception &error) {
-    n_pending_ = 0;  // should injecting have failed, the drafter lacks these: it only drafts worse
-    if (runner_ != nullptr) {
-      runner_->rewind(n_seen_before);
-    }
-    go_back(n_before, error.what());
-    throw;
-  }
-  held_logits_.clear();
+  decode_or_undo(undecoded.data(), static_cast<int32_t>(undecoded.size()));
+  const float *logits = target_.logits(-1);
+  prefilled_logits_.assign(logits, logits + target_.n_vocab());
   // a prompt's features dwarf a block's
   pending_ = std::vector<float>();
   tokens_.insert(tokens_.end(), tokens, tokens + n_tokens);
@@ -258,7 +311,8 @@ void Session::prefill(const int32_t *tokens, int32_t n_tokens) {
     draft_length_->begin_text();
   }
   stats_.n_prefill += static_cast<uint64_t>(undecoded.size());
-  stats_.n_replayed += static_cast<uint64_t>(n_seen_before - n_before);
+  stats_.n_replayed += static_cast<uint64_t>(n_replayed);
+  stats_.n_recomputed += static_cast<uint64_t>(n_recomputed);
 }
 
 int32_t Session::choose_n_draft(int32_t capacity) const {
@@ -301,9 +355,9 @@ int32_t Session::pick(const float *logits) {
 
 df2_step_result Session::take_prefilled(int32_t *tokens) {
   const Stopwatch watch(&stats_.accept_us);
-  tokens[0] = pick(held_logits_.empty() ? target_.logits(-1) : held_logits_.data());
+  tokens[0] = pick(prefilled_logits_.data());
   tokens_.push_back(tokens[0]);
-  held_logits_.clear();
+  prefilled_logits_.clear();
   stats_.n_generated += 1;
   return {1, 0, 0, is_end(tokens[0]) ? 1 : 0};
 }
@@ -334,6 +388,7 @@ df2_step_result Session::step(int32_t *tokens, int32_t capacity) {
   if (tokens_.empty()) {
     throw Error(DF2_EINVAL, "there is nothing to continue: prefill at least one token first");
   }
+  target_.check_held(n_decoded_);
   if (n_decoded_ == n_tokens()) {
     return take_prefilled(tokens);
   }
@@ -341,7 +396,7 @@ df2_step_result Session::step(int32_t *tokens, int32_t capacity) {
     throw Error(DF2_ECONTEXT, format("the context of %d tokens is full; rewind, or open the target with a larger n_ctx",
                                      target_.n_ctx()));
   }
-  const auto timed = [this] { return stats_.draft_us + stats_.verify_us + stats_.accept_us; };
+  const auto timed = [this] { return stats_.prefill_us + stats_.draft_us + stats_.verify_us + stats_.accept_us; };
   const uint64_t timed_before = timed();
   uint64_t cycle_us = 0;
   df2_step_result result;
@@ -375,23 +430,24 @@ df2_step_result Session::cycle(int32_t *tokens, int32_t capacity) {
   keep(batch, tokens, result.n_tokens);
   learn(batch, result, before);
   count_cycle(result);
+  checkpoints_.take(n_decoded_, Checkpoints::Place::kText);
   return result;
 }
 
-// Decodes undecoded tokens that one batch does not hold: after a long way back.
+// Decodes all but the anchor after a long way back: what the drafter must see again, and what is too much for a verify.
 void Session::catch_up() {
-  const Stopwatch watch(&stats_.verify_us);
-  while (n_tokens() - n_decoded_ > target_.n_batch()) {
-    const int32_t n = std::min(target_.n_batch(), n_tokens() - 1 - n_decoded_);
-    target_.memory().mark(false);
-    try {
-      target_.decode(tokens_.data() + n_decoded_, n, n_decoded_, n - 1, nullptr);
-    } catch (const std::exception &error) {
-      go_back(n_decoded_, error.what());
-      throw;
-    }
-    n_decoded_ += n;
-    stats_.n_replayed += static_cast<uint64_t>(n);
+  const int32_t n_most = std::min(kMostReplayed, target_.n_batch());
+  const int32_t end = n_tokens() - 1;
+  if (n_seen_ >= end && end - n_decoded_ < n_most) {
+    return;
+  }
+  const Stopwatch watch(&stats_.prefill_us);
+  while (n_decoded_ < end) {
+    const int32_t n = std::min(target_.n_batch(), end - n_decoded_);
+    const int32_t n_replayed = std::min(n, n_seen_ - n_decoded_);
+    decode_or_undo(tokens_.data() + n_decoded_, n);
+    stats_.n_replayed += static_cast<uint64_t>(n_replayed);
+    stats_.n_recomputed += static_cast<uint64_t>(n - n_replayed);
   }
 }
 
@@ -435,6 +491,7 @@ void Session::keep(const Batch &batch, const int32_t *tokens, int32_t n_tokens) 
     n_decoded_ += n_rows;
   }
   tokens_.insert(tokens_.end(), tokens, tokens + n_tokens);
+  n_seen_ = this->n_tokens() - 1;
   add_pending(batch.n_replayed, n_rows);
   stats_.n_replayed += static_cast<uint64_t>(batch.n_replayed);
 }
@@ -483,6 +540,7 @@ void Session::check_draft(int32_t n_draft) const {
 
 Draft Session::draft(int32_t n_draft, const Sampling &sampling) {
   check_draft(n_draft);
+  catch_up();
   return run_draft(n_draft, sampling);
 }
 
@@ -491,22 +549,31 @@ void Session::rewind(int32_t n_tokens) {
   if (n_tokens < 0 || n_tokens > this->n_tokens()) {
     throw Error(DF2_EINVAL, format("cannot rewind to %d tokens: the sequence has %d", n_tokens, this->n_tokens()));
   }
+  if (n_tokens == 0 && !target_.holds(n_decoded_)) {
+    target_.clear();
+    n_decoded_ = 0;
+  }
+  target_.check_held(n_decoded_);
   if (n_tokens == this->n_tokens()) {
     return;
   }
   // the last kept token becomes the anchor
   const int32_t n_kept = std::max(0, n_tokens - 1);
-  const int32_t n_dropped = n_seen() - n_kept;
-  if (n_decoded_ > n_kept && !can_go_back(n_kept, "")) {
+  const WentBack how = n_decoded_ > n_kept ? try_to_go_back(n_kept, "") : WentBack::kItself;
+  if (how == WentBack::kNot) {
     throw Error(DF2_EREWIND, format("the target's memory no longer holds what token %d attends to, or no state to go "
-                                    "on from; rewind to 0 and prefill again",
+                                    "on from; rewind to 0 and prefill again, or give checkpoint_bytes",
                                     n_tokens));
   }
+  checkpoints_.forget(n_kept);
+  // the drafter may have forgotten what was long ago, so it gets anew what is decoded again
+  const int32_t n_seen = std::min(n_seen_, how == WentBack::kByCheckpoint ? n_decoded_ : n_kept);
   if (runner_ != nullptr) {
-    runner_->rewind(n_kept);
-    n_pending_ = std::max(0, n_pending_ - n_dropped);
+    runner_->rewind(n_seen);
+    n_pending_ = std::max(0, n_pending_ - (n_seen_ - n_seen));
   }
-  held_logits_.clear();
+  n_seen_ = n_seen;
+  prefilled_logits_.clear();
   tokens_.resize(static_cast<size_t>(n_tokens));
 }
 
@@ -514,6 +581,9 @@ df2_stats Session::read_stats() const {
   df2_stats stats = stats_;
   stats.target_packed_bytes = target_packed_.packed;
   stats.target_copied_bytes = target_packed_.copied;
+  stats.target_rewind_bytes = target_rewind_bytes_;
+  stats.n_checkpoints = checkpoints_.n_held();
+  stats.checkpoint_bytes = checkpoints_.bytes();
   if (runner_ != nullptr) {
     stats.drafter_cache_bytes = runner_->cache_bytes();
     stats.drafter_compute_bytes = runner_->compute_bytes();

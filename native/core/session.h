@@ -11,6 +11,7 @@
 #include "dflash2.h"
 #include "drafter/drafter_runner.h"
 #include "ops/argmax/argmax.h"
+#include "target/checkpoints.h"
 #include "target/context_claim.h"
 #include "target/target.h"
 
@@ -21,9 +22,26 @@ struct SessionOptions {
   int32_t window;   // 0: default
   ggml_type cache_type;
   bool ignore_end;
-  int32_t n_threads_draft;  // 0: the target's
-  std::string profiles;     // folder for what DraftLength learns; empty: none
+  int32_t n_threads_draft;   // 0: the target's
+  std::string profiles;      // folder for what DraftLength learns; empty: none
+  int64_t checkpoint_bytes;  // most memory for copies of the target's state; -1: default
 };
+
+// Throws DF2_EINVAL for options out of range.
+void check_options(const SessionOptions &options, const Target &target, const Drafter *drafter);
+
+// Most bytes of checkpoints. bytes: as in the options; available: memory. Throws DF2_EINVAL.
+uint64_t checkpoint_budget(int64_t bytes, uint64_t available);
+
+// How a session computes with its drafter.
+RunnerOptions runner_options(const SessionOptions &options, const Target &target, const Drafter &drafter);
+
+// Of a prompt.
+struct PromptBatch {
+  int32_t n_tokens;  // most that are decoded at once
+  int32_t n_logits;  // for how many of them there are logits
+};
+PromptBatch prompt_batch(const Target &target, const Drafter *drafter);
 
 class Session {
  public:
@@ -68,22 +86,22 @@ class Session {
     uint64_t verify_us;
   };
 
+  // How the target's memory went back to fewer tokens, if it could.
+  enum class WentBack { kNot, kItself, kByCheckpoint };
+
   int32_t max_draft() const;
-  // Tokens that the target has decoded, whether or not its memory still holds them.
-  int32_t n_seen() const { return std::max(n_decoded_, n_tokens() - 1); }
   // Whether the draft length is chosen while running.
   bool is_auto() const { return options_.n_draft == -1 && draft_length_ != nullptr; }
   bool is_end(int32_t token) const { return !options_.ignore_end && target_.is_end(token); }
-  void check_options() const;
   std::string profile_key() const;
   void check_alive() const;
   void check_tokens(const int32_t *tokens, int32_t n_tokens) const;
   std::unique_ptr<DrafterRunner> make_runner(const std::shared_ptr<const Drafter> &drafter) const;
   Costs costs() const;
 
-  void decode_prompt(const std::vector<int32_t> &tokens);
-  void hold_logits();
-  bool can_go_back(int32_t n_kept, const char *cause);
+  void decode_prompt(const int32_t *tokens, int32_t n_tokens);
+  void decode_or_undo(const int32_t *tokens, int32_t n_tokens);
+  WentBack try_to_go_back(int32_t n_kept, const char *cause);
   void go_back(int32_t n_kept, const char *cause);
   [[noreturn]] void poison(const char *cause);
   float *pending_room(int32_t n_rows);
@@ -109,6 +127,8 @@ class Session {
   ContextClaim claim_;
   const df2_argmax_kernel *argmax_;
   PackedBytes target_packed_;
+  uint64_t target_rewind_bytes_ = 0;
+  Checkpoints checkpoints_;
   std::unique_ptr<DrafterRunner> runner_;
   std::unique_ptr<DraftLength> draft_length_;  // null until the length is first to be chosen
   bool has_learnt_ = false;                    // what no profile has yet
@@ -119,9 +139,13 @@ class Session {
   // Tokens in the target's memory: all of them right after a prefill; else all but the last (the anchor), or fewer if
   // the memory could not drop rejected tokens alone: the rest is decoded again with the next block.
   int32_t n_decoded_ = 0;
+  // Tokens whose hidden states the drafter was given: those decoded, whether or not the memory still holds them, but
+  // where a checkpoint is behind them.
+  int32_t n_seen_ = 0;
 
-  // Right after a prefill, the logits to pick from if the target's are gone.
-  std::vector<float> held_logits_;
+  // Right after a prefill, the logits to pick from: the target's own are gone if the next prefill fails, or if the
+  // program decodes another sequence.
+  std::vector<float> prefilled_logits_;
 
   // Features of the newest tokens seen that the drafter's cache does not have yet.
   std::vector<float> pending_;

@@ -41,6 +41,8 @@ KernelTable choose_kernels(uint32_t cpu_features, bool with_reference) {
     table.matmul[i] = unless_reference(df2_qmm_find(static_cast<df2_qmm_type>(i), cpu_features));
   }
   table.attention = unless_reference(df2_attention_find(cpu_features));
+  table.delta_net = unless_reference(df2_delta_net_find(cpu_features));
+  table.ssm_conv = unless_reference(df2_ssm_conv_find(cpu_features));
   return table;
 }
 

@@ -6,7 +6,9 @@
 
 #include "ggml.h"
 #include "ops/attention/attention.h"
+#include "ops/delta_net/delta_net.h"
 #include "ops/qmm/qmm.h"
+#include "ops/ssm_conv/ssm_conv.h"
 
 namespace df2 {
 
@@ -14,6 +16,8 @@ namespace df2 {
 struct KernelTable {
   std::array<const df2_qmm_kernel *, DF2_QMM_N_TYPES> matmul = {};
   const df2_attention_kernel *attention = nullptr;
+  const df2_delta_net_kernel *delta_net = nullptr;
+  const df2_ssm_conv_kernel *ssm_conv = nullptr;
 
   bool is_empty() const { return attention == nullptr; }
 

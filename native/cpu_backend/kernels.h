@@ -53,8 +53,8 @@ ggml_backend_buffer_type_t drafter_buffer_type();
 // passed it. For enable_kernels() and tests, once per process.
 Registration register_kernels(const KernelTable &table, const char *isa);
 
-// Multiplies small matrices through ggml, with packed and with plain weights, attends likewise, and compares with
-// ggml's own. The buffer type must be in ggml's list. Returns what is wrong, or "".
+// Multiplies small matrices through ggml, with packed and with plain weights, attends and updates states likewise, and
+// compares with ggml's own. The buffer type must be in ggml's list. Returns what is wrong, or "".
 std::string self_test_kernels(const KernelTable &table);
 
 }  // namespace df2

@@ -15,6 +15,7 @@
 #include "cpu_backend/ggml_cpu_internals.h"
 #include "cpu_backend/packed_weights.h"
 #include "cpu_backend/rules.h"
+#include "cpu_backend/simulated_memory.h"
 #include "cpu_backend/source_pages.h"
 #include "cpu_backend/stock.h"
 #include "ggml-cpu.h"
@@ -231,6 +232,9 @@ const char *get_name(ggml_backend_buffer_type_t /*type*/) {
 }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
+  if (SimulatedMemory::is_active()) {
+    return make_simulated_buffer(type, size);
+  }
   try {
     // a system that promises more than it has would end some process once the weights are written
     if (size >= kBig && size > available_memory()) {
@@ -289,7 +293,7 @@ ggml_backend_buffer_type_t packed_buffer_type() {
 }
 
 PackedBytes packed_bytes(ggml_backend_buffer_t buffer) {
-  const bool is_ours = buffer != nullptr && buffer->buft == packed_buffer_type() && buffer->context != nullptr;
+  const bool is_ours = buffer != nullptr && buffer->iface.free_buffer == free_buffer;
   return is_ours ? contents(buffer)->bytes() : PackedBytes{};
 }
 

@@ -39,6 +39,9 @@ class Rule {
   // One thread's part of computing a node that was claimed.
   virtual void compute(const ggml_compute_params &params, ggml_tensor *op) const = 0;
 
+  // Whether compute() only looks at what the node reads, and ggml then computes the node.
+  virtual bool only_reads() const { return false; }
+
   // Whether ggml can compute the node as well. It is left to where its reference implementation is asked for, and in a
   // StockScope.
   virtual bool can_stand_aside() const { return true; }

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <new>
 
+#include "cpu_backend/attention_span.h"
+#include "cpu_backend/cell_places.h"
 #include "cpu_backend/kernel_table.h"
 #include "cpu_backend/node.h"
 #include "cpu_backend/rule.h"
@@ -24,18 +26,20 @@ constexpr size_t kMaxPartialBytes = 8 * 1024 * 1024;
 
 bool cache_type(ggml_type type, df2_attention_type *found) {
   switch (type) {
-    case GGML_TYPE_F32:
-      *found = DF2_ATTENTION_F32;
-      return true;
-    case GGML_TYPE_F16:
-      *found = DF2_ATTENTION_F16;
-      return true;
-    case GGML_TYPE_BF16:
-      *found = DF2_ATTENTION_BF16;
-      return true;
-    case GGML_TYPE_Q8_0:
-      *found = DF2_ATTENTION_Q8_0;
-      return true;
+#define DF2_CACHE_TYPE(name)       \
+  case GGML_TYPE_##name:           \
+    *found = DF2_ATTENTION_##name; \
+    return true;
+    DF2_CACHE_TYPE(F32)
+    DF2_CACHE_TYPE(F16)
+    DF2_CACHE_TYPE(BF16)
+    DF2_CACHE_TYPE(Q8_0)
+    DF2_CACHE_TYPE(Q4_0)
+    DF2_CACHE_TYPE(Q4_1)
+    DF2_CACHE_TYPE(Q5_0)
+    DF2_CACHE_TYPE(Q5_1)
+    DF2_CACHE_TYPE(IQ4_NL)
+#undef DF2_CACHE_TYPE
     default:
       return false;
   }
@@ -59,10 +63,18 @@ float slope_of(int64_t head, int64_t n_head, float max_bias) {
                        : std::pow(base1, static_cast<float>(2 * (head - n_log2) + 1));
 }
 
-// One node, cut into groups: the rows of some queries and of all heads that share one K/V head.
+// What threads tell each other: the first line of the work area.
+struct Shared {
+  Counter counter{0};
+  bool are_placed = false;  // whether keys are known by position
+};
+static_assert(sizeof(Shared) <= kLine);
+
+// One node, cut into groups: the rows of some queries and of all heads that share one K/V head. Without `placed`, keys
+// are in the order of their cells.
 class Attention {
  public:
-  Attention(const ggml_tensor *op, int64_t n_threads)
+  Attention(const ggml_tensor *op, int64_t n_threads, const PlacedKeys *placed_keys)
       : op_(op),
         q_(op->src[0]),
         k_(op->src[1]),
@@ -73,8 +85,9 @@ class Attention {
         queries_per_group_(std::clamp<int64_t>(kMaxRows / n_shared_, 1, n_queries_)),
         n_blocks_(ceil_div(n_queries_, queries_per_group_)),
         n_threads_(n_threads) {
+    placed = placed_keys;
     n_groups = q_->ne[3] * k_->ne[2] * n_blocks_;
-    n_spans = ceil_div(k_->ne[1], DF2_ATTENTION_SPAN);
+    n_spans = placed != nullptr ? static_cast<int64_t>(placed->spans.size()) : ceil_div(k_->ne[1], DF2_ATTENTION_SPAN);
     max_rows = queries_per_group_ * n_shared_;
     partial_bytes = df2_attention_partial_floats(value_size()) * sizeof(float);
     all_partial_bytes_ = static_cast<size_t>(n_groups * n_spans * max_rows) * partial_bytes;
@@ -85,18 +98,21 @@ class Attention {
   int32_t key_size() const { return static_cast<int32_t>(k_->ne[0]); }
   int32_t value_size() const { return static_cast<int32_t>(v_->ne[0]); }
 
-  // Scratch of one thread: a kernel's workspace, and a partial and a total result per row.
-  size_t scratch_bytes() const { return kernel_bytes() + 2 * result_bytes(); }
+  // Scratch of one thread: a kernel's workspace, a partial and a total result per row, and a span that is gathered.
+  size_t scratch_bytes() const {
+    return kernel_bytes() + 2 * result_bytes() + (placed != nullptr ? gathered().bytes() : 0);
+  }
   size_t kernel_bytes() const {
     return round_up(df2_attention_workspace_bytes(static_cast<int32_t>(max_rows), key_size(), value_size()));
   }
   size_t result_bytes() const { return round_up(static_cast<size_t>(max_rows) * partial_bytes); }
+  GatheredSpan gathered() const { return {kMaxRows, k_, v_}; }
   size_t work_bytes() const {
     return 2 * kLine + static_cast<size_t>(n_threads_) * scratch_bytes() + (splits_spans ? all_partial_bytes_ : 0);
   }
 
   void place(uint8_t *work) {
-    counter = reinterpret_cast<Counter *>(work);
+    counter = &reinterpret_cast<Shared *>(work)->counter;
     scratch_ = work + kLine;
     partials_ = scratch_ + static_cast<size_t>(n_threads_) * scratch_bytes();
   }
@@ -150,6 +166,7 @@ class Attention {
 
   int64_t last_key(int64_t span) const { return std::min<int64_t>(k_->ne[1], (span + 1) * DF2_ATTENTION_SPAN); }
 
+  const PlacedKeys *placed;
   int64_t n_groups;
   int64_t n_spans;
   int64_t max_rows;
@@ -268,8 +285,24 @@ class Worker {
       for (int32_t i = 0; i < n; ++i) {
         rows[i] = attention_.row(group, first + i);
       }
-      kernel_.attend(at(partials, first), &attention_.params, rows, n, &keys, &values, span * DF2_ATTENTION_SPAN,
-                     attention_.last_key(span), memory_);
+      if (attention_.placed != nullptr) {
+        attend_placed(attention_.placed->spans[static_cast<size_t>(span)], at(partials, first), rows, n, keys, values);
+      } else {
+        kernel_.attend(at(partials, first), &attention_.params, rows, n, &keys, &values, span * DF2_ATTENTION_SPAN,
+                       attention_.last_key(span), memory_);
+      }
+    }
+  }
+
+  void attend_placed(const PlacedSpan &span, float *partials, df2_attention_row *rows, int32_t n_rows,
+                     df2_attention_cache keys, df2_attention_cache values) const {
+    uint8_t *memory = memory_ + attention_.kernel_bytes() + 2 * attention_.result_bytes();
+    if (attention_.gathered().gather(memory, span, rows, n_rows, &keys, &values)) {
+      kernel_.attend(partials, &attention_.params, rows, n_rows, &keys, &values, 0, span.n_slots, memory_);
+      return;
+    }
+    for (int32_t i = 0; i < n_rows; ++i) {
+      df2_attention_clear(at(partials, i), attention_.value_size());
     }
   }
 
@@ -302,18 +335,29 @@ class AttentionRule final : public Rule {
     return op->op == GGML_OP_FLASH_ATTN_EXT && kernels_in_use().attention != nullptr && is_known_attention(op);
   }
 
+  const Claim *claim(ggml_tensor *op) const override {
+    const PlacedKeys *placed = find_placed_keys(op);
+    return placed != nullptr ? placed : Rule::claim(op);
+  }
+
   size_t work_bytes(int n_threads, const ggml_tensor *op) const override {
-    return Attention(op, n_threads).work_bytes();
+    const size_t in_order = Attention(op, n_threads, nullptr).work_bytes();
+    const PlacedKeys *placed = find_placed_keys(op);
+    return placed != nullptr ? std::max(in_order, Attention(op, n_threads, placed).work_bytes()) : in_order;
   }
 
   void compute(const ggml_compute_params &params, ggml_tensor *op) const override {
-    Attention attention(op, params.nth);
-    attention.place(align_up(params.wdata));
-    Worker worker(*kernels_in_use().attention, attention, params);
+    auto *shared = reinterpret_cast<Shared *>(align_up(params.wdata));
+    const auto *claim = static_cast<const Claim *>(op->extra);
+    const PlacedKeys *placed = claim != Rule::claim(op) ? static_cast<const PlacedKeys *>(claim) : nullptr;
     if (params.ith == 0) {
-      new (attention.counter) Counter(0);
+      new (shared) Shared;
+      shared->are_placed = placed != nullptr && !is_any_seen(op->src[3], placed->unplaced);
     }
     ggml_barrier(params.threadpool);
+    Attention attention(op, params.nth, shared->are_placed ? placed : nullptr);
+    attention.place(align_up(params.wdata));
+    Worker worker(*kernels_in_use().attention, attention, params);
     if (attention.splits_spans) {
       worker.single_spans();
       ggml_barrier(params.threadpool);

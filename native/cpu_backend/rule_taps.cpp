@@ -130,6 +130,10 @@ TapScope::~TapScope() {
   current_recorder = before_;
 }
 
+TapRecorder *current_tap_recorder() {
+  return current_recorder;
+}
+
 bool can_compute_tapped(const ggml_tensor *output, TapForm form) {
   return form != TapForm::kStreamMean && is_known(output);
 }

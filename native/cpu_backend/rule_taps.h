@@ -1,4 +1,5 @@
-// Hidden states in any context: the outputs of tapped layers are computed here, and copied on the way.
+// Hidden states in any context: the outputs of tapped layers are computed here, or looked at where they are read, and
+// copied on the way.
 #pragma once
 
 #include "cpu_backend/tap_recorder.h"
@@ -17,7 +18,13 @@ class TapScope {
   TapRecorder *before_;
 };
 
-// Whether a layer's output is computed in a way that this rule knows.
+// The one of the thread's innermost scope; null outside of any.
+TapRecorder *current_tap_recorder();
+
+// Whether a layer's output is computed in a way that the rule `taps` knows.
 bool can_compute_tapped(const ggml_tensor *output, TapForm form);
+
+// Whether exactly one node of the graph reads a layer's streams in a way that the rule `stream_taps` sees.
+bool has_stream_reader(ggml_cgraph *graph, const ggml_tensor *streams);
 
 }  // namespace df2

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "cpu_backend/cell_places.h"
 #include "cpu_backend/packed_weights.h"
 #include "cpu_backend/rule.h"
 #include "cpu_backend/stock.h"
@@ -80,6 +81,9 @@ class RuleTable final : public ggml::cpu::tensor_traits {
     if (earlier != nullptr && !is_left) {
       node->extra = nullptr;  // of an earlier plan
     }
+    if (op->op == GGML_OP_SET_ROWS) {
+      note_cache_write(op);
+    }
     const Rule *rule = is_left ? nullptr : first_match(op);
     if (rule == nullptr) {
       refuse_packed(op);
@@ -99,7 +103,7 @@ class RuleTable final : public ggml::cpu::tensor_traits {
       return false;
     }
     claim->rule->compute(*params, op);
-    return true;
+    return !claim->rule->only_reads();
   }
 
  private:

@@ -1,5 +1,5 @@
-// Small products and attention through ggml's CPU back end, as a model would ask for them, to find out whether this
-// llama.cpp and this CPU do with our kernels what they were made for.
+// Small products, attention and a delta net through ggml's CPU back end, as a model would ask for them, to find out
+// whether this llama.cpp and this CPU do with our kernels what they were made for.
 #include <cmath>
 #include <cstring>
 #include <system_error>
@@ -179,19 +179,66 @@ class AttentionGraph {
   ggml_cgraph *graph_ = nullptr;
 };
 
-void test_attention(ggml_backend_t backend, int n_threads) {
-  const AttentionGraph attention;
+// A delta net of 3 heads that share a key, with a gate per column; it keeps fewer states than there are tokens.
+class DeltaNetGraph {
+ public:
+  DeltaNetGraph() {
+    context_.reset(ggml_init({ggml_tensor_overhead() * 8 + ggml_graph_overhead_custom(8, false), nullptr, true}));
+    check(context_ != nullptr, "out of memory");
+    ggml_context *ctx = context_.get();
+    const auto input = [&](int64_t size, int64_t n_heads, int64_t n) {
+      return ggml_new_tensor_4d(ctx, GGML_TYPE_F32, size, n_heads, n, 1);
+    };
+    ggml_tensor *gate = input(kSize, kHeads, kTokens);
+    y_ = ggml_gated_delta_net(ctx, input(kSize, 1, kTokens), input(kSize, 1, kTokens), input(kSize, kHeads, kTokens),
+                              gate, input(1, kHeads, kTokens), input(kSize, kSize, kHeads), kStates);
+    graph_ = ggml_new_graph_custom(ctx, 8, false);
+    ggml_build_forward_expand(graph_, y_);
+    buffer_.reset(ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_cpu_buffer_type()));
+    check(buffer_ != nullptr, "a buffer cannot be allocated");
+    Noise noise;
+    for (ggml_tensor *source : {y_->src[0], y_->src[1], y_->src[2], y_->src[3], y_->src[4], y_->src[5]}) {
+      std::vector<float> values(static_cast<size_t>(ggml_nelements(source)));
+      noise.fill(&values);
+      for (float &value : values) {
+        value = source == gate ? value - 1.0f : 0.3f * value;
+      }
+      ggml_backend_tensor_set(source, values.data(), 0, ggml_nbytes(source));
+    }
+  }
+
+  std::vector<float> compute(ggml_backend_t backend) const {
+    check(ggml_backend_graph_compute(backend, graph_) == GGML_STATUS_SUCCESS, "a delta net cannot be computed");
+    std::vector<float> y(static_cast<size_t>(ggml_nelements(y_)));
+    ggml_backend_tensor_get(y_, y.data(), 0, ggml_nbytes(y_));
+    return y;
+  }
+
+ private:
+  static constexpr int64_t kSize = 48;
+  static constexpr int64_t kHeads = 3;
+  static constexpr int64_t kStates = 3;
+
+  ggml_context_ptr context_;
+  ggml_backend_buffer_ptr buffer_;
+  ggml_tensor *y_ = nullptr;
+  ggml_cgraph *graph_ = nullptr;
+};
+
+// A graph of one operation.
+template <typename Graph>
+void test_operation(const Graph &graph, const char *name, ggml_backend_t backend, int n_threads) {
   std::vector<float> expected;
   {
     const StockScope stock(true);
     ggml_backend_cpu_set_n_threads(backend, 1);
-    expected = attention.compute(backend);
+    expected = graph.compute(backend);
   }
-  const std::vector<float> actual = attention.compute(backend);
-  check(is_close(actual, expected), "attention gives other results");
+  const std::vector<float> actual = graph.compute(backend);
+  check(is_close(actual, expected), format("%s gives other results", name).c_str());
   ggml_backend_cpu_set_n_threads(backend, n_threads);
-  check(std::memcmp(attention.compute(backend).data(), actual.data(), actual.size() * sizeof(float)) == 0,
-        "attention depends on the number of threads");
+  check(std::memcmp(graph.compute(backend).data(), actual.data(), actual.size() * sizeof(float)) == 0,
+        format("%s depends on the number of threads", name).c_str());
 }
 
 void test_product(ggml_type type, bool is_experts, ggml_backend_t backend, int n_threads) {
@@ -235,7 +282,10 @@ void test_all(const KernelTable &table) {
     }
   }
   if (table.attention != nullptr) {
-    test_attention(backend.get(), n_threads);
+    test_operation(AttentionGraph(), "attention", backend.get(), n_threads);
+  }
+  if (table.delta_net != nullptr) {
+    test_operation(DeltaNetGraph(), "the delta net", backend.get(), n_threads);
   }
 }
 

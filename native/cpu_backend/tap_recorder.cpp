@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <mutex>
 
 #include "ggml-backend.h"
 #include "ggml.h"
@@ -23,32 +21,11 @@ int64_t n_streams(const ggml_tensor *output, TapForm form) {
 
 }  // namespace
 
-// The marks of one recorder at a time. A graph of an earlier one may be planned on another thread meanwhile, which then
-// reads the magic number, so that is written once.
-struct TapRecorder::Slot {
-  Slot() {
-    for (Mark &mark : marks) {
-      mark.magic = Claim::kMagic;
-    }
+TapRecorder::Marks::Marks() : of() {
+  for (Mark &mark : of) {
+    mark.magic = Claim::kMagic;
   }
-
-  bool is_taken = false;
-  std::array<Mark, DF2_MAX_TAPS> marks = {};
-};
-
-namespace {
-
-struct Slots {
-  std::mutex mutex;
-  std::vector<std::unique_ptr<TapRecorder::Slot>> all;
-};
-
-Slots &slots() {
-  static auto *made = new Slots();
-  return *made;
 }
-
-}  // namespace
 
 int64_t tapped_rows(const ggml_tensor *output, TapForm form, int64_t n_embd) {
   const bool is_whole = output->type == GGML_TYPE_F32 && output->ne[0] == n_embd && output->ne[3] == 1 &&
@@ -57,6 +34,17 @@ int64_t tapped_rows(const ggml_tensor *output, TapForm form, int64_t n_embd) {
     return -1;
   }
   return form == TapForm::kStreamMean ? output->ne[2] : output->ne[1];
+}
+
+void mean_of_streams(const float *streams, int64_t n_streams, int64_t n_embd, float *out) {
+  const float share = 1.0f / static_cast<float>(n_streams);
+  for (int64_t i = 0; i < n_embd; ++i) {
+    float sum = streams[i];
+    for (int64_t stream = 1; stream < n_streams; ++stream) {
+      sum += streams[stream * n_embd + i];
+    }
+    out[i] = sum * share;
+  }
 }
 
 int32_t tapped_layer(const char *name) {
@@ -69,23 +57,8 @@ int32_t tapped_layer(const char *name) {
   return is_number ? static_cast<int32_t>(layer + 1) : -1;
 }
 
-TapRecorder::TapRecorder() {
-  Slots &made = slots();
-  const std::lock_guard<std::mutex> lock(made.mutex);
-  const auto found = std::find_if(made.all.begin(), made.all.end(), [](const auto &slot) { return !slot->is_taken; });
-  if (found != made.all.end()) {
-    slot_ = found->get();
-  } else {
-    made.all.push_back(std::make_unique<Slot>());
-    slot_ = made.all.back().get();
-  }
-  slot_->is_taken = true;
-}
-
 TapRecorder::~TapRecorder() {
   end();
-  const std::lock_guard<std::mutex> lock(slots().mutex);
-  slot_->is_taken = false;
 }
 
 void TapRecorder::select(const std::vector<int32_t> &layers, int64_t n_embd, TapForm form) {
@@ -111,7 +84,7 @@ void TapRecorder::begin(float *features, int64_t n_rows) {
 
 void TapRecorder::end() {
   features_ = nullptr;
-  for (Mark &mark : slot_->marks) {
+  for (Mark &mark : marks_->of) {
     mark.out = nullptr;
   }
 }
@@ -139,7 +112,7 @@ TapRecorder::Mark *TapRecorder::mark(const ggml_tensor *node, const Rule *rule) 
   const int64_t index = &tap - taps_.data();
   float *out = features_ + (tap.n_seen * n_taps_ + index) * n_embd_;
   tap.n_seen += n_new;
-  Mark &mark = slot_->marks[static_cast<size_t>(index)];
+  Mark &mark = marks_->of[static_cast<size_t>(index)];
   mark.rule = rule;
   mark.out = out;
   mark.n_rows = n_new;
@@ -164,12 +137,8 @@ void TapRecorder::copy(const Mark &mark, const ggml_tensor *node) noexcept {
     float *read = n > 1 ? streams_.data() : out;
     const size_t n_bytes = n_floats * sizeof(float);
     ggml_backend_tensor_get(node, read, static_cast<size_t>(row) * n_bytes, n_bytes);
-    for (int64_t i = 0; n > 1 && i < n_embd_; ++i) {
-      float sum = streams_[static_cast<size_t>(i)];
-      for (int64_t stream = 1; stream < n; ++stream) {
-        sum += streams_[static_cast<size_t>(stream * n_embd_ + i)];
-      }
-      out[i] = sum * (1.0f / static_cast<float>(n));
+    if (n > 1) {
+      mean_of_streams(read, n, n_embd_, out);
     }
   }
   mark.n_copied->fetch_add(mark.n_rows, std::memory_order_relaxed);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cpu_backend/kept_claims.h"
 #include "cpu_backend/rule.h"
 #include "dflash2.h"
 
@@ -21,6 +22,9 @@ enum class TapForm {
 // Tokens a layer's output [n_embd, ...] has in this form; -1 if it has another shape.
 int64_t tapped_rows(const ggml_tensor *output, TapForm form, int64_t n_embd);
 
+// The mean of streams [n_streams][n_embd], summed in their order.
+void mean_of_streams(const float *streams, int64_t n_streams, int64_t n_embd, float *out);
+
 // The layer whose output a node's name says it is, counted as the input of the next one; -1: of none.
 int32_t tapped_layer(const char *name);
 
@@ -34,10 +38,13 @@ class TapRecorder {
     int64_t stride;  // floats from row to row
     std::atomic<int64_t> *n_copied;
   };
-  struct Slot;
+  struct Marks {
+    Marks();
+    std::array<Mark, DF2_MAX_TAPS> of;
+  };
 
   // Throws std::bad_alloc.
-  TapRecorder();
+  TapRecorder() = default;
   ~TapRecorder();
   TapRecorder(const TapRecorder &) = delete;
   TapRecorder &operator=(const TapRecorder &) = delete;
@@ -80,9 +87,7 @@ class TapRecorder {
   void copy(const Mark &mark, const ggml_tensor *node) noexcept;
 
   std::array<Tap, DF2_MAX_TAPS> taps_;
-  // llama.cpp's graphs outlive a recorder, and their nodes are looked at once more when they are planned again. So
-  // marks are never freed, only used again.
-  Slot *slot_;
+  KeptClaims<Marks> marks_;
   int64_t n_taps_ = 0;
   int64_t n_embd_ = 0;
   TapForm form_ = TapForm::kRow;

@@ -158,6 +158,16 @@ Drafter::Drafter(DrafterFile file, ggml_backend_buffer_type_t packed_type, const
   ids_ = std::move(placer.ids);
 }
 
+size_t Drafter::mapped_bytes() const {
+  size_t total = 0;
+  ggml_context *context = mapped_.context.get();
+  for (ggml_tensor *tensor = ggml_get_first_tensor(context); tensor != nullptr;
+       tensor = ggml_get_next_tensor(context, tensor)) {
+    total += ggml_nbytes(tensor);
+  }
+  return total;
+}
+
 size_t Drafter::packed_bytes() const {
   return packed_.buffer != nullptr ? ggml_backend_buffer_get_size(packed_.buffer.get()) : 0;
 }

@@ -37,6 +37,10 @@ class Drafter {
   const std::optional<DrafterKernels> &kernels() const { return kernels_; }
   size_t weights_bytes() const { return file_.weights_bytes(); }
   size_t packed_bytes() const;
+  // The rest, as far as it is in tensors.
+  size_t mapped_bytes() const;
+  // Whether the rest is memory that the system may drop and read again.
+  bool is_mapped() const { return file_.map().is_mapped(); }
 
  private:
   DrafterFile file_;

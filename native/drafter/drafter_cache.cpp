@@ -12,6 +12,12 @@ constexpr int32_t kSlack = 128;
 }  // namespace
 
 DrafterCache::DrafterCache(const DrafterParams &params, int32_t full_window, ggml_type type, ggml_backend_t backend) {
+  const auto block_size = static_cast<int32_t>(ggml_blck_size(type));
+  if (params.head_dim % block_size != 0) {
+    throw Error(DF2_EINVAL, format("the drafter's heads have %d elements, but a cache of type %s holds blocks of %d; "
+                                   "choose another cache_type, f16 if nothing else",
+                                   params.head_dim, ggml_type_name(type), block_size));
+  }
   const ggml_init_params init = {/*.mem_size =*/ggml_tensor_overhead() * (2 * static_cast<size_t>(params.n_layer) + 1),
                                  /*.mem_buffer =*/nullptr, /*.no_alloc =*/true};
   context_.reset(ggml_init(init));

@@ -24,7 +24,8 @@ struct CacheLayer {
 
 class DrafterCache {
  public:
-  // full_window: context tokens that layers without a window attend to.
+  // full_window: context tokens that layers without a window attend to. Throws DF2_EINVAL if the type's blocks do not
+  // fit the heads, DF2_ENOMEM.
   DrafterCache(const DrafterParams &params, int32_t full_window, ggml_type type, ggml_backend_t backend);
 
   bool has(LayerKind kind) const { return rings_[kind] != nullptr; }

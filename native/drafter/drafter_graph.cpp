@@ -190,6 +190,9 @@ class GraphBuilder {
     ggml_tensor *drafted = without_anchor(out_->hidden);
     ggml_tensor *head = weights_.output != nullptr ? weights_.output : shared_.head;
     ggml_tensor *logits = ggml_mul_mat(ctx_, head, drafted);
+    if (head == shared_.head && shared_.head_bias != nullptr) {
+      logits = ggml_add(ctx_, logits, shared_.head_bias);
+    }
     if (params_.logit_scale != 0.0f && params_.logit_scale != 1.0f) {
       logits = ggml_scale(ctx_, logits, params_.logit_scale);
     }

@@ -95,6 +95,30 @@ void read_window(const GgufFile &file, DrafterParams *params) {
   }
 }
 
+// llama.cpp's key is about all layers. Where they differ, those with a window are causal, or those without.
+void read_causality(const GgufFile &file, DrafterParams *params) {
+  const bool stated = file.flag("dflash.attention.causal", false);
+  params->is_causal_windowed = stated;
+  params->is_causal_full = stated;
+  constexpr char kPattern[] = "dflash2.attention.causal_pattern";
+  if (!file.has(kPattern)) {
+    return;
+  }
+  const std::vector<bool> pattern = file.flags(kPattern);
+  if (pattern.size() != static_cast<size_t>(params->n_layer)) {
+    fail(file, DF2_EFORMAT, format("%s has %zu entries for %d layers", kPattern, pattern.size(), params->n_layer));
+  }
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    (params->layer_has_window[i] ? params->is_causal_windowed : params->is_causal_full) = pattern[i];
+  }
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    if (pattern[i] != (params->layer_has_window[i] ? params->is_causal_windowed : params->is_causal_full)) {
+      fail(file, DF2_EUNSUPPORTED,
+           format("%s tells layers with a sliding window apart from each other, or layers without one", kPattern));
+    }
+  }
+}
+
 void read_version_2(const GgufFile &file, DrafterParams *params) {
   params->conv_kernel_size = file.integer("dflash.conv_kernel_size", 1, 64);
   params->conv_group_size = file.integer("dflash.conv_group_size", 1, params->n_embd);
@@ -160,7 +184,6 @@ void read_heads(const GgufFile &file, DrafterParams *params) {
   if (params->head_dim < 1 || value_length != params->head_dim) {
     fail(file, DF2_EFORMAT, "key and value heads must have the same positive size");
   }
-  params->is_causal = file.flag("dflash.attention.causal", false);
 }
 
 void read_arithmetic(const GgufFile &file, DrafterParams *params) {
@@ -251,6 +274,7 @@ DrafterParams read_drafter_params(const GgufFile &file) {
   read_arithmetic(file, &params);
   params.rope = read_rope(file, params);
   read_window(file, &params);
+  read_causality(file, &params);
   read_taps(file, &params);
   read_target_width(file, *fc, &params);
   read_tokenizer(file, &params);

@@ -39,7 +39,9 @@ struct DrafterParams {
   int32_t n_embd_target;  // width of one tap
   int32_t mask_token;
   int32_t window;  // 0: no layer has a sliding window
-  bool is_causal;
+  // Whether positions of the block see only those before them, in layers with a window and in those without.
+  bool is_causal_windowed;
+  bool is_causal_full;
   bool gelu;  // feed-forward activation: gelu or silu
   float norm_eps;
   float attn_scale;       // of the attention logits

@@ -7,6 +7,7 @@
 #include "common/compute_threads.h"
 #include "common/error.h"
 #include "common/stopwatch.h"
+#include "cpu_backend/simulated_memory.h"
 #include "cpu_backend/stock.h"
 #include "ggml-cpu.h"
 
@@ -68,7 +69,9 @@ DrafterRunner::DrafterRunner(std::shared_ptr<const Drafter> drafter, const Share
   cache_ = std::make_unique<DrafterCache>(drafter_->params(), options.full_window, options.cache_type, backend_.get());
   allocator_.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend_.get())));
   reserve();
-  compute_and_end_threads([this] { warm_up(); });
+  if (!SimulatedMemory::is_active()) {
+    compute_and_end_threads([this] { warm_up(); });
+  }
 }
 
 DrafterRunner::~DrafterRunner() = default;
@@ -174,11 +177,12 @@ void DrafterRunner::set_block(const DrafterGraph &graph, const GraphShape &shape
       continue;
     }
     const SlotRing &ring = cache_->ring(kind);
+    const bool is_causal = kind == kWindowed ? params.is_causal_windowed : params.is_causal_full;
     std::vector<ggml_fp16_t> mask;
     mask.reserve(n_block * static_cast<size_t>(shape.n_kv[kind]));
     for (const int32_t row : positions) {
       for (int32_t slot = 0; slot < shape.n_kv[kind]; ++slot) {
-        mask.push_back(ring.sees(row, slot, params.is_causal) ? visible : hidden);
+        mask.push_back(ring.sees(row, slot, is_causal) ? visible : hidden);
       }
     }
     set(graph.masks[kind], mask);

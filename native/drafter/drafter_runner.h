@@ -18,7 +18,7 @@ namespace df2 {
 
 struct RunnerOptions {
   int32_t full_window;   // context tokens that layers without a window of their own attend to
-  ggml_type cache_type;  // F16 or F32
+  ggml_type cache_type;  // of keys and values
   int32_t n_threads;
   ggml_threadpool *threadpool;  // the target's; null: ggml makes its own
 };

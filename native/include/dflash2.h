@@ -168,6 +168,20 @@ DF2_API bool df2_taps_eval(struct ggml_tensor *tensor, bool ask, void *taps);
  * Target
  * ------------------------------------------------------------------------------------------------------------ */
 
+/* Number formats of K/V caches. Those from Q8_0 on are ggml's blocks of 32 elements, which must divide the size of a
+ * head; they take 8.5, 4.5, 5, 5.5, 6 and 4.5 bits per element. */
+typedef enum df2_cache_type {
+  DF2_CACHE_F16 = 0,
+  DF2_CACHE_F32 = 1,
+  DF2_CACHE_BF16 = 2,
+  DF2_CACHE_Q8_0 = 3,
+  DF2_CACHE_Q4_0 = 4,
+  DF2_CACHE_Q4_1 = 5,
+  DF2_CACHE_Q5_0 = 6,
+  DF2_CACHE_Q5_1 = 7,
+  DF2_CACHE_IQ4_NL = 8
+} df2_cache_type;
+
 typedef struct df2_target_options {
   uint32_t struct_size;
   int32_t n_ctx;     /* context length in tokens; 0: the model's trained length, at most 4096. llama.cpp rounds it up to
@@ -175,9 +189,17 @@ typedef struct df2_target_options {
   int32_t n_batch;   /* most tokens per prefill decode; 0: 512 */
   int32_t n_threads; /* 0: df2_threads_default() */
   int32_t kernels;   /* df2_kernels */
+  uint64_t max_bytes; /* most memory that opening may take, as df2_plan's total_bytes counts it; 0: what the machine and
+                         the process's control groups have available; UINT64_MAX: nothing is checked */
+  int32_t cache_type_k, cache_type_v; /* df2_cache_type of the K/V cache. DF2_EINVAL where llama.cpp cannot have them */
+  int32_t swa_full; /* of a model with a sliding window: 1 (the default): its windowed layers keep the keys and values
+                       of the whole context. 0: about those of window + n_batch tokens, which saves their memory and
+                       refuses rewinds past it (DF2_EREWIND). The text is the same with kernels and flash attention
+                       (docs/identity.md) */
 } df2_target_options;
 
-#define DF2_TARGET_OPTIONS_INIT {sizeof(df2_target_options), 0, 0, 0, DF2_KERNELS_DEFAULT}
+#define DF2_TARGET_OPTIONS_INIT \
+  {sizeof(df2_target_options), 0, 0, 0, DF2_KERNELS_DEFAULT, 0, DF2_CACHE_F16, DF2_CACHE_F16, 1}
 
 /* Fills in the defaults. `size` is sizeof(df2_target_options) as the caller knows it. DF2_EINVAL for a size this
  * library does not know. */
@@ -185,26 +207,30 @@ DF2_API int32_t df2_target_options_init(df2_target_options *options, size_t size
 
 /* Loads a GGUF model with llama.cpp on the CPU, also where llama.cpp has GPUs, and creates a context whose hidden
  * states can be tapped. The file's structure is checked first, because llama.cpp aborts on some damaged files. All
- * parts of a split model are looked for beside the first. A file that cannot be mapped is read. Without memory for
- * packed weights the model is opened as with DF2_KERNELS_OFF, with a line for the log; df2_stats' target_packed_bytes
- * is 0 then. DF2_ENOMEM: there is not even memory for that. llama.cpp's reason for a failure is in the message: its log
- * callback is replaced for that long by one that hands everything on; do not set another meanwhile. The first call of a
- * process enables the kernels (df2_kernels_enable): no other thread may be computing with llama.cpp. Errors: DF2_EIO,
- * DF2_EFORMAT, DF2_ENOMEM, DF2_EUNSUPPORTED, DF2_EINVAL. On failure *out is NULL. */
+ * parts of a split model are looked for beside the first. A file that cannot be mapped is read. What it takes is
+ * planned first, as df2_target_plan does. Without memory for packed weights the model is opened as with
+ * DF2_KERNELS_OFF, with a line for the log; df2_stats' target_packed_bytes is 0 then. DF2_ENOMEM: there is not even
+ * memory for that, or max_bytes does not allow it; the message says what is needed and what would help. Nothing was
+ * loaded then. llama.cpp's reason for a failure is in the message: its log callback is replaced for that long by one
+ * that hands everything on; do not set another meanwhile. The first call of a process enables the kernels
+ * (df2_kernels_enable): no other thread may be computing with llama.cpp. Errors: DF2_EIO, DF2_EFORMAT, DF2_ENOMEM,
+ * DF2_EUNSUPPORTED, DF2_EINVAL. On failure *out is NULL. */
 DF2_API int32_t df2_target_open(df2_target **out, const char *path, const df2_target_options *options);
 
 /* Wraps a context that the program created. The context is borrowed: it must outlive the target, and while a session
- * exists nothing else may decode with it or change its memory (sequence 0 is the session's, and of a model with a
- * recurrent state also sequence 1; such a context needs n_seq_max = 2 and kv_unified, or snapshots: n_rs_seq > 0, which
- * then is the longest draft).
- * taps: the object given to the context as cb_eval_user_data, or NULL. Without it hidden states are read by the
- * kernels, or, without kernels, as llama.cpp's `layer input` outputs, which only some architectures record;
+ * exists nothing else may decode with it, or read or change its memory (sequence 0 is the session's, and of a model
+ * with a recurrent state also sequence 1; such a context needs n_seq_max = 2 and kv_unified, or snapshots: n_rs_seq >
+ * 0, which then is the longest draft). Where something has moved the end of sequence 0 (an image that the program
+ * decoded, say), prefill, step and rewind are DF2_EINVAL until that is undone or the session is rewound to 0, which
+ * clears the memory. taps: the object given to the context as cb_eval_user_data, or NULL. Without it hidden states are
+ * read by the kernels, or, without kernels, as llama.cpp's `layer input` outputs, which only some architectures record;
  * df2_session_create says if this one does not.
  * Errors: DF2_EINVAL. On failure *out is NULL and the context is as before. */
 DF2_API int32_t df2_target_attach(df2_target **out, struct llama_context *context, df2_taps *taps);
 
 /* The llama.cpp context behind a target: for tokenization, chat templates and samplers. Borrowed: valid until the
- * target is freed. NULL for NULL. Any thread. */
+ * target is freed. While a session exists, its memory is not to be read or changed: a recurrent state is complete only
+ * when the session has been freed. NULL for NULL. Any thread. */
 DF2_API struct llama_context *df2_target_context(const df2_target *target);
 
 /* Token ids of a text, as llama_tokenize gives them, with an error where that would end the process.
@@ -250,7 +276,7 @@ typedef struct df2_drafter_info {
   int32_t n_taps;                   /* target layers tapped */
   int32_t tap_layers[DF2_MAX_TAPS]; /* counted as layer inputs: k means the output of layer k - 1, from 1 */
   int32_t mask_token;               /* token id */
-  int32_t is_causal;                /* whether block positions attend only to earlier ones */
+  int32_t is_causal;                /* whether block positions attend only to earlier ones, in all layers */
   uint64_t weights_bytes;           /* tensor data in the file, memory-mapped */
   uint64_t packed_bytes;            /* weights packed for the kernels; their part of the file is not kept in memory */
 } df2_drafter_info;
@@ -273,30 +299,35 @@ DF2_API void df2_drafter_free(df2_drafter *drafter);
  * Session: one sequence of tokens on one target
  * ------------------------------------------------------------------------------------------------------------ */
 
-typedef enum df2_cache_type { DF2_CACHE_F16 = 0, DF2_CACHE_F32 = 1 } df2_cache_type;
-
 typedef struct df2_session_options {
   uint32_t struct_size;
   int32_t n_draft;         /* tokens drafted per cycle, at most block_size - 1; 0: none; -1: chosen while running,
-                              cycle by cycle, from measured cost and acceptance and from how sure the drafter is */
+                              cycle by cycle, from measured cost and acceptance and from how sure the drafter is.
+                              A cycle drafts fewer where the target cannot drop as many: of recurrent states no more
+                              than 8 with kept inputs, 7 with snapshots */
   int32_t window;          /* most context tokens a full-attention drafter layer attends to; 0: 2048, or the trained
                               context length if that is shorter. Layers with a window of their own keep it */
-  int32_t cache_type;      /* df2_cache_type of the drafter's K/V cache */
+  int32_t cache_type;      /* df2_cache_type of the drafter's K/V cache; blocks must fit its heads (DF2_EINVAL) */
   int32_t ignore_end;      /* non-zero: go on after an end-of-generation token */
   int32_t n_threads_draft; /* threads that draft, at most the target's n_threads; 0: as many */
   const char *profiles;    /* a folder for what choosing the length has taught about a pair on a machine, so that later
                               processes begin with it; made when something is first kept. NULL: sessions of this process
                               alone share it. Files that are missing, damaged or of another version, and a folder that
                               cannot be written, are as if there were none */
+  /* Most memory for checkpoints: copies of a target's recurrent state that a rewind goes back to. 0: none, nor does a
+     rewind begin anew; -1: 512 MiB, at most an eighth of what is available. It is taken as the text grows, and only for
+     targets with such a state and without a sliding window. */
+  int64_t checkpoint_bytes;
 } df2_session_options;
 
-#define DF2_SESSION_OPTIONS_INIT {sizeof(df2_session_options), -1, 0, DF2_CACHE_F16, 0, 0, NULL}
+#define DF2_SESSION_OPTIONS_INIT {sizeof(df2_session_options), -1, 0, DF2_CACHE_F16, 0, 0, NULL, -1}
 
 /* As df2_target_options_init. */
 DF2_API int32_t df2_session_options_init(df2_session_options *options, size_t size);
 
-/* Starts an empty sequence: clears the target's memory. drafter may be NULL: the session then decodes token by token,
- * reads no taps, and is what "plain decoding" means in this project's measurements.
+/* Starts an empty sequence: clears the target's memory, with a warning if sequence 0 holds anything but what an earlier
+ * session on this target has left. drafter may be NULL: the session then decodes token by token, reads no taps, and is
+ * what "plain decoding" means in this project's measurements.
  * Errors: DF2_EMISMATCH (drafter and target do not belong together), DF2_EUNSUPPORTED (a context that cannot go back,
  * head or embeddings not in CPU memory, architecture without taps), DF2_EBACKEND, DF2_EINVAL, DF2_ENOMEM.
  * On failure *out is NULL and the target may be used on. One session per llama_context at a time (DF2_EINVAL). */
@@ -319,7 +350,7 @@ DF2_API int32_t df2_session_set_n_draft(df2_session *session, int32_t n_draft);
 /* Appends tokens to the sequence and decodes them, in batches of the context's n_batch. May be called again at any
  * time, e.g. for the next turn of a chat. tokens: n_tokens ids, each in [0, vocabulary).
  * Errors: DF2_EINVAL, DF2_ECONTEXT (nothing was decoded), DF2_EBACKEND, DF2_EPOISONED (the target's memory could not be
- * restored: always, where it goes back by snapshots). After all but the last the sequence is as before. */
+ * restored, for want of checkpoints). After all but the last the sequence is as before. */
 DF2_API int32_t df2_session_prefill(df2_session *session, const int32_t *tokens, int32_t n_tokens);
 
 typedef struct df2_step_result {
@@ -341,9 +372,14 @@ DF2_API int32_t df2_session_step(df2_session *session, int32_t *tokens, int32_t 
 
 /* Cuts the sequence to its first n_tokens tokens, in the target's memory and the drafter's cache alike. Generation
  * then continues from the last kept token. The sampler is not rewound: reset it if it has memory.
- * Errors: DF2_EINVAL (n_tokens out of range), DF2_EREWIND (a sliding-window target has dropped what it would need, or
- * one with a recurrent state has kept none from before that: rewind to 0 and prefill again). On failure nothing
- * changed. A recurrent state can be rewound to where the last cycle began, unless the context has snapshots. */
+ * Where the memory cannot drop tokens alone (a recurrent state, a cache that is cut to a sliding window), it goes back
+ * to the last checkpoint before that place, or to nothing if there is none; the next prefill or step decodes what lies
+ * between (df2_stats.n_recomputed). The drafter sees those tokens again, and has of the ones before them what its
+ * window still holds. Errors: DF2_EINVAL (n_tokens out of range), DF2_EREWIND (without checkpoints: a sliding-window
+ * target has dropped what it would need, or one with a recurrent state has kept none from before that: rewind to 0 and
+ * prefill again). On failure nothing changed. Without checkpoints a recurrent state can be rewound to where the last
+ * cycle began, unless the context has snapshots (n_rs_seq) of another kind of state than delta nets, or fewer of them
+ * than the cycle had rows. */
 DF2_API int32_t df2_session_rewind(df2_session *session, int32_t n_tokens);
 
 /* Keeps what choosing the draft length has taught, for sessions to come: in this process, and in
@@ -393,19 +429,19 @@ typedef struct df2_stats {
   uint32_t struct_size;
   uint32_t reserved;
   /* Wall time by phase, microseconds. other_us: everything within prefill and step calls that is not the rest. */
-  uint64_t prefill_us; /* target decoding of prompts, and their injection into the drafter's cache */
+  uint64_t prefill_us; /* target decoding of prompts, their injection into the drafter's cache, and n_recomputed's */
   uint64_t draft_us;   /* drafter graphs: injection, block, selection */
   uint64_t verify_us;  /* target decoding of blocks and of single tokens */
   uint64_t accept_us;  /* argmax or sampling on the target's logits */
   uint64_t other_us;
-  uint64_t n_prefill; /* prompt tokens decoded */
+  uint64_t n_prefill; /* tokens decoded by prefills, those decoded again included */
   uint64_t n_cycles;  /* verify passes, with or without a draft */
   uint64_t n_generated;
   uint64_t n_drafted;
   uint64_t n_accepted;
   uint64_t drafted_at[DF2_MAX_DRAFT];  /* how often position i (from 0) was verified */
   uint64_t accepted_at[DF2_MAX_DRAFT]; /* how often it was accepted */
-  /* Memory, bytes. None of them depends on the target's context length. */
+  /* Memory, bytes. None of these depends on the target's context length. */
   uint64_t drafter_cache_bytes;
   uint64_t drafter_compute_bytes;
   uint64_t drafter_weights_bytes; /* memory-mapped */
@@ -413,6 +449,12 @@ typedef struct df2_stats {
   uint64_t target_packed_bytes;   /* the same of the target, all that its graph uses */
   uint64_t target_copied_bytes;   /* how much of that is a second copy, of embeddings that are also the head */
   uint64_t n_replayed; /* tokens decoded again: what was kept of blocks whose rest a recurrent target could not drop */
+  uint64_t target_rewind_bytes; /* copies of the recurrent state that going back takes; 0: attention alone */
+  /* Checkpoints: those held now and their memory, whatever was reset. */
+  uint64_t n_checkpoints;
+  uint64_t checkpoint_bytes;
+  uint64_t n_restored;   /* times the target's memory went back to a checkpoint, or to nothing for want of one */
+  uint64_t n_recomputed; /* tokens decoded again after a rewind that did */
 } df2_stats;
 
 /* Fills in *stats since creation or the last reset; stats->struct_size must be set (DF2_EINVAL otherwise).
@@ -421,6 +463,52 @@ DF2_API int32_t df2_session_stats_get(const df2_session *session, df2_stats *sta
 
 /* Zeroes the counters and times; the memory figures and what the draft-length choice has learnt stay. */
 DF2_API void df2_session_stats_reset(df2_session *session);
+
+/* ---------------------------------------------------------------------------------------------------------------
+ * Plan: what a target and its drafter take of the memory
+ * ------------------------------------------------------------------------------------------------------------ */
+
+/* Bytes. Left out is what does not grow with what is asked for: the vocabulary, graphs, the program; tens of MB. */
+typedef struct df2_plan {
+  uint32_t struct_size;
+  int32_t n_ctx;            /* as llama.cpp rounds it; less than asked for, by millions, if that does not fit */
+  int32_t kernels;          /* 1: where they can be used; 0: off, or there is no room for packed weights */
+  int32_t reserved;         /* 0 */
+  uint64_t available_bytes; /* what the machine and the process's control groups have, files that are only cached
+                               included, or max_bytes if that is less; UINT64_MAX: nothing tells */
+  uint64_t total_bytes;     /* what stays in memory: the sum of all that follow but the mapped ones and checkpoints */
+  /* Weights that are read where their file is mapped. The system drops such pages when memory is short and reads them
+     again, so that it is slow, but no error, if there is no room for them beside the total. */
+  uint64_t target_mapped_bytes;
+  uint64_t drafter_mapped_bytes;
+  uint64_t target_packed_bytes;  /* packed for the kernels; their pages of the file are not kept */
+  uint64_t target_copied_bytes;  /* in other memory: what llama.cpp repacks, or all if the file cannot be mapped */
+  uint64_t attention_bytes;      /* K/V caches of the whole context */
+  uint64_t window_bytes;         /* K/V caches of sliding windows */
+  uint64_t state_bytes;          /* recurrent state */
+  uint64_t rewind_bytes;         /* copies of it that going back takes: a mark, or snapshots */
+  uint64_t compute_bytes;        /* buffers of the target's graph */
+  uint64_t work_bytes;           /* what the threads that compute it share */
+  uint64_t logits_bytes;         /* of a verify, or of a prompt's batch where every row asks for them */
+  uint64_t drafter_packed_bytes; /* packed, or in memory because the file cannot be mapped */
+  uint64_t drafter_cache_bytes;
+  uint64_t drafter_compute_bytes;
+  uint64_t drafter_features_bytes; /* hidden states of a prompt's batch */
+  uint64_t checkpoint_bytes;       /* most that copies for long rewinds take besides (df2_session_options); not in the
+                                      total */
+  const char *note;    /* what opening does otherwise than asked, or why it will be slow; "" if there is nothing. Valid
+                          until the thread's next call, as the next */
+  const char *problem; /* "" if it fits; otherwise what df2_target_open fails with, drafter included */
+} df2_plan;
+
+/* Says what df2_target_open, df2_drafter_load and df2_session_create will take, for these files and options, without
+ * loading the weights: from the files' headers, and by making everything else in memory that is never written to. Takes
+ * as long as reading a vocabulary. drafter_path: NULL for none. Options may be NULL: defaults. plan->struct_size must
+ * be set. A lack of memory is no error, but plan->problem. Errors: those of the three functions; *plan is unchanged
+ * then. As df2_target_open, it enables the kernels and sets llama.cpp's log callback for a while. */
+DF2_API int32_t df2_target_plan(df2_plan *plan, const char *target_path, const df2_target_options *target_options,
+                                const char *drafter_path, const df2_drafter_options *drafter_options,
+                                const df2_session_options *session_options);
 
 #ifdef __cplusplus
 }

@@ -69,12 +69,22 @@ TapTraits tap_traits(const std::string &architecture) {
   return {};
 }
 
-// From llama_memory_hybrid_idx::seq_cp and llama_kv_cache_dsv4::seq_cp.
+// From llama_memory_hybrid_idx::seq_cp and llama_kv_cache_dsv4::seq_cp, and, of the delta nets,
+// llm_arch_supports_rs_rollback.
 GoesBack goes_back(const std::string &architecture) {
+  for (const char *delta_net : {"qwen35", "qwen35moe", "kimi-k3", "bailingmoe3"}) {
+    if (architecture == delta_net) {
+      return GoesBack::kByKeptInputs;
+    }
+  }
   if (architecture == "deepseek4") {
     return GoesBack::kBySnapshots;
   }
   return architecture == "glm5-next" || architecture == "qwen4exp" ? GoesBack::kBestBySnapshots : GoesBack::kByMark;
+}
+
+bool convolutions_know_before(const std::string &architecture) {
+  return architecture != "bailingmoe3";
 }
 
 }  // namespace df2

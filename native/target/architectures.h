@@ -28,10 +28,14 @@ TapTraits tap_traits(const std::string &architecture);
 // How the recurrent state of an architecture is best gone back to; see target_memory.h. Of one without, or that is
 // not known: by a mark.
 enum class GoesBack {
-  kByMark,           // snapshots cost a copy of the state a row
+  kByMark,           // snapshots cost a copy of the state a row, or are not to be had
+  kByKeptInputs,     // the same, but snapshots of the large states are not needed where inputs can be kept
   kBestBySnapshots,  // marks are possible, but make llama.cpp compute anew what it remembers of the whole context
   kBySnapshots,      // llama.cpp ends the process at a mark
 };
 GoesBack goes_back(const std::string &architecture);
+
+// Whether llama.cpp's snapshots of convolutions include what was before all rows of a decode, of fewer than snapshots.
+bool convolutions_know_before(const std::string &architecture);
 
 }  // namespace df2

@@ -16,6 +16,9 @@ struct LoadWatch {
     return !guard.message().empty() ? guard.message() : !logged.empty() ? logged : "it does not say why";
   }
 
+  // Whether ggml wanted to abort, for something else than a lack of memory.
+  bool has_aborted() const { return !guard.message().empty() && !is_out_of_memory(); }
+
   // Whether that is a lack of memory.
   bool is_out_of_memory() const { return speaks_of_memory(reason()); }
 

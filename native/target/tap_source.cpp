@@ -149,7 +149,9 @@ bool can_use_rule(const ProbedGraph &probed, const TapRequest &request, TapForm 
   // a reserved graph does not tell where its nodes will be computed, only where what they read is
   return request.may_use_rules && is_all_on_cpu(probed.graph) &&
          std::all_of(request.layers.begin(), request.layers.end(), [&](int32_t layer) {
-           return can_compute_tapped(find_nodes(probed.graph, format("l_out-%d", layer - 1))[0], form);
+           const ggml_tensor *output = find_nodes(probed.graph, format("l_out-%d", layer - 1))[0];
+           return form == TapForm::kStreamMean ? has_stream_reader(probed.graph, output)
+                                               : can_compute_tapped(output, form);
          });
 }
 

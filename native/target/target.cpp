@@ -6,7 +6,9 @@
 #include "common/error.h"
 #include "common/load_guard.h"
 #include "common/token_hash.h"
+#include "cpu_backend/kept_inputs.h"
 #include "cpu_backend/packed_weights.h"
+#include "cpu_backend/stock.h"
 #include "llama.h"
 #include "target/architectures.h"
 #include "target/target_graph.h"
@@ -30,23 +32,43 @@ void fill_batch(llama_batch *batch, const int32_t *tokens, int32_t n_tokens, int
 }  // namespace
 
 std::unique_ptr<Target> Target::open(const std::string &path, const TargetOptions &options) {
-  auto own = std::make_unique<OwnContext>(open_context(path, options));
-  std::unique_ptr<Target> target(new Target(own->context.get(), own->taps.get()));
+  return own(open_context(path, options, Loading::kReal));
+}
+
+// Also for a model without kernels: the first one a process loads decides whether later ones can have them.
+void Target::prepare_kernels(bool is_wanted) {
+  try {
+    enable_kernels();
+  } catch (const Error &) {
+    if (is_wanted) {
+      throw;
+    }
+  }
+}
+
+std::unique_ptr<Target> Target::simulate(const std::string &path, const TargetOptions &options) {
+  return own(open_context(path, options, Loading::kSimulated));
+}
+
+std::unique_ptr<Target> Target::own(OwnContext context) {
+  auto own = std::make_unique<OwnContext>(std::move(context));
+  std::unique_ptr<Target> target(new Target(own->context.get(), own->taps.get(), own->kernels));
   target->packed_ = std::make_unique<PackedBytes>(own->packed);
   target->own_ = std::move(own);
   return target;
 }
 
 std::unique_ptr<Target> Target::attach(llama_context *context, df2_taps *taps) {
-  return std::unique_ptr<Target>(new Target(context, taps));
+  return std::unique_ptr<Target>(new Target(context, taps, are_kernels_in_use()));
 }
 
-Target::Target(llama_context *context, df2_taps *taps)
+Target::Target(llama_context *context, df2_taps *taps, bool uses_kernels)
     : model_(llama_get_model(context)),
       vocab_(llama_model_get_vocab(model_)),
       context_(context),
       taps_(taps),
-      memory_(make_target_memory(context)),
+      uses_kernels_(uses_kernels),
+      memory_(make_target_memory(context, uses_kernels)),
       batch_(std::make_unique<llama_batch>(llama_batch_init(n_batch(), 0, 1))) {}
 
 Target::~Target() {
@@ -133,7 +155,11 @@ int32_t Target::n_token_mismatches(const std::vector<uint32_t> &hashes) const {
 
 void Target::decode_batch(const int32_t *tokens, int32_t n_tokens, int32_t position, int32_t first_logits) {
   fill_batch(batch_.get(), tokens, n_tokens, position, first_logits);
-  const int32_t status = llama_decode(context_, *batch_);
+  const int32_t status = [&] {
+    const PlacesScope places(&places_, position, n_tokens);
+    const KeptScope kept(memory_->kept_inputs());
+    return llama_decode(context_, *batch_);
+  }();
   memory_->decoded(position, n_tokens, status);
   if (status == 0) {
     return;
@@ -190,9 +216,35 @@ int32_t Target::sample(llama_sampler *sampler, const float *logits) {
   return token;
 }
 
+int32_t Target::n_held() const {
+  return llama_memory_seq_pos_max(llama_get_memory(context_), 0) + 1;
+}
+
+bool Target::holds(int32_t n_decoded) const {
+  return n_held() == memory_->n_positions(n_decoded);
+}
+
+void Target::check_held(int32_t n_decoded) const {
+  if (!holds(n_decoded)) {
+    throw Error(DF2_EINVAL,
+                format("the context's sequence 0 has %d positions, of which this session has decoded %d: something "
+                       "else has decoded with the context (an image perhaps), or changed its memory. A session decodes "
+                       "all of its sequence itself, and tokens alone: rewind to 0 and prefill the whole text; after an "
+                       "image, generate without a session",
+                       n_held(), n_decoded));
+  }
+}
+
 void Target::clear() {
+  if (n_held() != 0 && n_held() != n_left_) {
+    log_line(DF2_LOG_WARN, format("the context's sequence 0 had %d positions, which are cleared now: a session decodes "
+                                  "all of its sequence itself. Prefill the whole text; images and other embeddings it "
+                                  "cannot take over",
+                                  n_held()));
+  }
   llama_memory_clear(llama_get_memory(context_), true);
   memory_->cleared();
+  places_.clear();
 }
 
 SharedWeights Target::shared_weights() {
@@ -219,12 +271,21 @@ PackedBytes Target::packed_weights() {
   return *packed_;
 }
 
+TargetBytes Target::bytes() {
+  const bool can_map = own_ == nullptr || own_->can_map;
+  const StockScope stock(!uses_kernels());
+  TargetBytes bytes = bytes_of(context_, probe_graph(context_).graph, can_map);
+  bytes.compute = std::max(bytes.compute, own_ != nullptr ? own_->single_bytes : 0);
+  bytes.rewind = memory_->bytes(bytes.state);
+  bytes.state -= bytes.rewind;
+  return bytes;
+}
+
 void Target::select_taps(const std::vector<int32_t> &layers) {
   tap_source_.reset();
   taps_last_layer_ = std::count(layers.begin(), layers.end(), n_layer()) != 0;
   if (!layers.empty()) {
-    const bool may_use_rules = own_ != nullptr ? own_->kernels : are_kernels_in_use();
-    tap_source_ = make_tap_source({context_, architecture(), layers, n_embd(), n_layer(), taps_, may_use_rules});
+    tap_source_ = make_tap_source({context_, architecture(), layers, n_embd(), n_layer(), taps_, uses_kernels()});
   }
 }
 

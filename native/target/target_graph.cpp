@@ -29,11 +29,23 @@ bool adds_adapter(const ggml_tensor *node) {
   return inner == GGML_OP_MUL_MAT || inner == GGML_OP_GET_ROWS;
 }
 
-// The head is the weight of the matmul behind the logits, past scales, soft caps and adapters.
-void find_head(ggml_cgraph *graph, SharedWeights *shared) {
-  constexpr int kMaxDepth = 16;
+// Whether a node adds the same stored vector to every row.
+bool adds_bias(const ggml_tensor *node) {
+  const ggml_tensor *bias = node->op == GGML_OP_ADD ? node->src[1] : nullptr;
+  return bias != nullptr && bias->op == GGML_OP_NONE && bias->type == GGML_TYPE_F32 && bias->ne[0] == node->ne[0] &&
+         ggml_nrows(bias) == 1;
+}
+
+// What comes last in a graph, unless its name says otherwise: plamo3 gives its logits none.
+ggml_tensor *find_logits(ggml_cgraph *graph) {
   const std::vector<ggml_tensor *> outputs = find_nodes(graph, "result_output");
-  ggml_tensor *node = outputs.empty() ? nullptr : outputs[0];
+  return outputs.empty() ? ggml_graph_node(graph, -1) : outputs[0];
+}
+
+// The head is the weight of the matmul behind the logits, past scales, soft caps and adapters, and what is added to it.
+void find_head(ggml_tensor *logits, SharedWeights *shared) {
+  constexpr int kMaxDepth = 16;
+  ggml_tensor *node = logits;
   for (int depth = 0; node != nullptr && depth < kMaxDepth; node = node->src[0]) {
     if (adds_adapter(node)) {
       continue;
@@ -42,8 +54,12 @@ void find_head(ggml_cgraph *graph, SharedWeights *shared) {
       shared->head = node->src[0];
       return;
     }
+    if (adds_bias(node) && shared->head_bias == nullptr && !shared->changes_logits) {
+      shared->head_bias = node->src[1];
+      continue;
+    }
     if (node->op == GGML_OP_ADD || node->op == GGML_OP_MUL) {
-      return;  // a head with a bias or scales of its own is not just this matrix
+      return;  // a head with scales of its own is not just this matrix
     }
     ++depth;
     shared->changes_logits = shared->changes_logits || node->op == GGML_OP_SCALE || node->op == GGML_OP_UNARY;
@@ -153,8 +169,9 @@ std::vector<ggml_tensor *> find_nodes(ggml_cgraph *graph, const std::string &nam
 
 SharedWeights find_shared_weights(ggml_cgraph *graph, int64_t n_embd, int64_t n_vocab,
                                   const std::string &architecture) {
-  SharedWeights shared = {nullptr, nullptr, 1.0f, false};
-  find_head(graph, &shared);
+  SharedWeights shared = {nullptr, nullptr, nullptr, 1.0f, false};
+  ggml_tensor *logits = find_logits(graph);
+  find_head(logits, &shared);
   if (const ggml_tensor *rows = find_look_up(graph, n_embd, n_vocab)) {
     shared.token_embd = rows->src[0];
     shared.embedding_scale = find_embedding_scale(graph, rows);
@@ -163,14 +180,33 @@ SharedWeights find_shared_weights(ggml_cgraph *graph, int64_t n_embd, int64_t n_
     throw Error(DF2_EUNSUPPORTED, format("cannot find the %s of architecture '%s' in its graph",
                                          shared.head == nullptr ? "head" : "token embeddings", architecture.c_str()));
   }
+  // cogvlm: llama.cpp would give the logits of a prompt's first row as those of its last
+  if (logits->ne[1] != 1) {
+    throw Error(DF2_EUNSUPPORTED,
+                format("llama.cpp mixes up the logits of architecture '%s' after more than one token: "
+                       "its graph computes those of every row, whichever are asked for",
+                       architecture.c_str()));
+  }
   if (shared.head->ne[0] != n_embd || shared.head->ne[1] < n_vocab) {
     throw Error(DF2_EUNSUPPORTED, "the target's head does not have a row of hidden size for every token");
   }
-  if (!is_on_cpu(shared.head->buffer) || !is_on_cpu(shared.token_embd->buffer)) {
+  const bool is_bias_on_cpu = shared.head_bias == nullptr || is_on_cpu(shared.head_bias->buffer);
+  if (!is_on_cpu(shared.head->buffer) || !is_bias_on_cpu || !is_on_cpu(shared.token_embd->buffer)) {
     throw Error(DF2_EUNSUPPORTED,
                 "the target's head or embeddings are not in CPU memory; load it with n_gpu_layers = 0");
   }
   return shared;
+}
+
+bool has_bad_rotation(ggml_cgraph *graph) {
+  for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+    const ggml_tensor *node = ggml_graph_node(graph, i);
+    const int32_t n_dims = node->op_params[1];
+    if (node->op == GGML_OP_ROPE && (n_dims % 2 != 0 || n_dims < 0 || n_dims > node->src[0]->ne[0])) {
+      return true;
+    }
+  }
+  return false;
 }
 
 bool is_all_on_cpu(ggml_cgraph *graph) {

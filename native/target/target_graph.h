@@ -28,6 +28,9 @@ std::vector<ggml_tensor *> find_nodes(ggml_cgraph *graph, const std::string &nam
 // Embeddings and head of a target. Throws DF2_EUNSUPPORTED if they cannot be found or used by other graphs.
 SharedWeights find_shared_weights(ggml_cgraph *graph, int64_t n_embd, int64_t n_vocab, const std::string &architecture);
 
+// Whether a rotary embedding (RoPE) is one that ends the process when it is computed.
+bool has_bad_rotation(ggml_cgraph *graph);
+
 // Whether the CPU back end computes with all weights and caches.
 bool is_all_on_cpu(ggml_cgraph *graph);
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydflash2._options import RANDOM_SEED, new_seed
+from pydflash2._options import CACHE_TYPES, RANDOM_SEED, new_seed
 from pydflash2.cli._terminal import COLOR_CHOICES
 from pydflash2.errors import InvalidArgumentError
 
@@ -52,6 +52,21 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="GGUF file of its drafter; without one, --target decodes plainly",
     )
+    add_threads(group)
+    group.add_argument(
+        "--checkpoint-mib",
+        type=int,
+        metavar="N",
+        help="most MiB for copies of a recurrent model's state, to which an edited chat goes back; "
+        "0: none (default: 512, at most an eighth of what is available)",
+    )
+    add_context(group)
+    _add_drafting(parser)
+
+
+def add_context(group: Any) -> None:
+    """What a target's context is like, and how much memory it takes. group: as add_verbose's
+    parser."""
     group.add_argument(
         "-c",
         "--ctx-size",
@@ -60,14 +75,41 @@ def add_models(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="context length; rounded up to a multiple of 256 (4096)",
     )
-    add_threads(group)
     group.add_argument(
         "--no-kernels",
         dest="kernels",
         action="store_false",
         help="compute with llama.cpp's own kernels only",
     )
-    _add_drafting(parser)
+    for flag, option, what in (
+        ("-ctk", "--cache-type-k", "keys"),
+        ("-ctv", "--cache-type-v", "values"),
+    ):
+        group.add_argument(
+            flag,
+            option,
+            choices=CACHE_TYPES,
+            default="f16",
+            metavar="TYPE",
+            help=f"number format of the {what} in the K/V cache: {', '.join(CACHE_TYPES)} (f16)",
+        )
+    group.add_argument(
+        "--no-swa-full",
+        dest="swa_full",
+        action="store_false",
+        help="save memory: layers with a sliding window keep the window, not the whole context",
+    )
+
+
+def context_options(args: argparse.Namespace) -> dict[str, Any]:
+    """add_context's, as load() and plan() take them."""
+    return {
+        "n_ctx": args.ctx_size,
+        "kernels": args.kernels,
+        "cache_type_k": args.cache_type_k,
+        "cache_type_v": args.cache_type_v,
+        "swa_full": args.swa_full,
+    }
 
 
 def add_threads(parser: Any) -> None:
@@ -110,9 +152,10 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--cache-type",
-        choices=("f16", "f32"),
+        choices=CACHE_TYPES,
         default="f16",
-        help="number format of the drafter's cache (f16)",
+        metavar="TYPE",
+        help="number format of the drafter's cache, one of the same (f16)",
     )
 
 
@@ -212,21 +255,22 @@ def open_llama(args: argparse.Namespace) -> Llama:
     return pydflash2.load(
         target,
         drafter,
-        n_ctx=args.ctx_size,
         n_threads=args.threads,
-        kernels=args.kernels,
+        **context_options(args),
         verbose=args.verbose,
         **session_options(args),
     )
 
 
 def session_options(args: argparse.Namespace) -> SessionOptions:
-    """What add_models' options say about drafting."""
+    """What add_models' options say about drafting, and about long rewinds."""
+    mib: int | None = args.checkpoint_mib
     return {
         "n_draft": args.n_draft,
         "window": args.window,
         "cache_type": args.cache_type,
         "n_threads_draft": args.threads_draft,
+        "checkpoint_bytes": None if mib is None else mib << 20,
     }
 
 

@@ -21,7 +21,8 @@ static const df2_attention_kernel *find(const char *isa) {
 }
 
 static int find_type(const char *name) {
-  static const char *const names[DF2_ATTENTION_N_TYPES] = {"f32", "f16", "bf16", "q8_0"};
+  static const char *const names[DF2_ATTENTION_N_TYPES] = {"f32",  "f16",  "bf16", "q8_0",  "q4_0",
+                                                           "q4_1", "q5_0", "q5_1", "iq4_nl"};
   int type = 0;
   while (type < DF2_ATTENTION_N_TYPES && strcmp(names[type], name) != 0) {
     ++type;

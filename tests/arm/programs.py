@@ -26,6 +26,7 @@ COMMON = [
     *(OPS / "argmax" / f"{name}.c" for name in ("dispatch", "ref")),
     *(OPS / "attention" / f"{name}.c" for name in ("dispatch", "ref")),
     OPS / "common" / "cpu.c",
+    *(OPS / "delta_net" / f"{name}.c" for name in ("dispatch", "ref")),
     *(OPS / "dynconv" / f"{name}.c" for name in ("dispatch", "ref")),
     *(OPS / "norm" / f"{name}.c" for name in ("dispatch", "ref")),
     *(
@@ -33,6 +34,7 @@ COMMON = [
         for name in ("dispatch", "formats", "layouts", "pack", "ref", "unpack")
     ),
     *(OPS / "select" / f"{name}.c" for name in ("dispatch", "ref")),
+    *(OPS / "ssm_conv" / f"{name}.c" for name in ("dispatch", "ref")),
 ]
 DATA = ("attention_data", "dynconv_data", "isas", "logits_data", "qmm_data", "walk_data")
 HARNESS_SOURCES = [HARNESS / f"{name}.c" for name in ("harness", "watch", *DATA)]
@@ -42,10 +44,12 @@ PROGRAMS = [
         for name in (
             "test_argmax",
             "test_attention",
+            "test_delta_net",
             "test_dynconv",
             "test_norm",
             "test_qmm",
             "test_select",
+            "test_ssm_conv",
         )
     ),
     *(ARM / f"{name}.c" for name in ("one_attention", "one_call")),
@@ -56,6 +60,7 @@ FLAGS += ["-Wall", "-Wextra", "-Werror"]
 ARM_KERNELS = {
     "argmax/arm_neon": "-mcpu=generic",
     "attention/arm_neon": "-mcpu=generic",
+    "delta_net/arm_neon": "-mcpu=generic",
     "dynconv/arm_neon": "-mcpu=generic",
     "norm/arm_neon": "-mcpu=generic",
     "qmm/arm_neon": "-mcpu=generic",
@@ -64,6 +69,7 @@ ARM_KERNELS = {
     "qmm/arm_sme2": "-mcpu=generic+sme2",
     "qmm/arm_sme2_prepare": "-mcpu=generic",
     "select/arm_neon": "-mcpu=generic",
+    "ssm_conv/arm_neon": "-mcpu=generic",
 }
 AVX2 = "-mavx2 -mfma -mf16c"
 AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni"
@@ -72,6 +78,8 @@ X86_KERNELS = {
     "argmax/x86_avx512": AVX512,
     "attention/x86_avx2": AVX2,
     "attention/x86_avx512": AVX512,
+    "delta_net/x86_avx2": AVX2,
+    "delta_net/x86_avx512": AVX512,
     "dynconv/x86_avx2": AVX2,
     "dynconv/x86_avx512": AVX512,
     "norm/x86_avx2": AVX2,
@@ -81,6 +89,8 @@ X86_KERNELS = {
     "qmm/x86_avx512": AVX512,
     "select/x86_avx2": AVX2,
     "select/x86_avx512": AVX512,
+    "ssm_conv/x86_avx2": AVX2,
+    "ssm_conv/x86_avx512": AVX512,
 }
 
 

@@ -26,7 +26,7 @@ PROCESSORS = {
     "sme128": SME2,
 }
 # The other ops have one kernel for all of them.
-OTHER_OPS = ["argmax", "attention", "dynconv", "norm", "select"]
+OTHER_OPS = ["argmax", "attention", "delta_net", "dynconv", "norm", "select", "ssm_conv"]
 OTHER_ISAS = ["neon", "ref"]
 OTHER_PROCESSORS = ["cortex-a53", "neoverse-v1", "apple-m4"]
 TIMEOUT_S = 300
@@ -94,7 +94,9 @@ def test_missing_instruction_set_fails(built: Path, processor: str, isa: str) ->
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="compares ARM with x86-64")
-@pytest.mark.parametrize("op", ["qmm", "attention", "dynconv", "norm", "select"])
+@pytest.mark.parametrize(
+    "op", ["qmm", "attention", "delta_net", "dynconv", "norm", "select", "ssm_conv"]
+)
 def test_same_bits_as_x86(built: Path, op: str) -> None:
     x86 = programs.programs(programs.x86_host()) / f"test_{op}"
     result = subprocess.run([x86, "--quick"], capture_output=True, text=True, check=False)

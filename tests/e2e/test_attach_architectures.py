@@ -20,6 +20,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 import pytest
+from gguf import GGUFReader
 
 import pydflash2
 from tests.parity.numpy_drafter import NumpyDrafter, NumpyTarget
@@ -172,6 +173,19 @@ def test_hidden_states_are_the_layers_outputs(
     wrong = numpy_drafter.predict(features.astype(np.float64), anchor, unused)
     error = np.abs(draft.hidden - wrong.hidden).max() / np.abs(wanted.hidden).max()
     assert error > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("pair", ["qwen2", "qwen3"], indirect=True)
+def test_drafts_are_made_with_the_head_and_its_bias(pair: Pair) -> None:
+    weights = {tensor.name: tensor.data for tensor in GGUFReader(pair.target).tensors}
+    with pydflash2.load(pair.target, pair.looking(), n_ctx=256, n_draft=7) as llm:
+        llm.session.prefill(PROMPTS[1])
+        llm.session.step(1)
+        draft = llm.session.draft(7)
+    bias = weights.get("output.bias", np.zeros(160, np.float32))
+    assert bias.any() == (pair.architecture == "qwen2")
+    wanted = draft.hidden[1:] @ weights["output.weight"].T + bias
+    assert np.abs(draft.logits - wanted).max() < 1e-4 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("pair", ["gemma4", "phi3"], indirect=True)

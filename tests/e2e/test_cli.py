@@ -216,6 +216,37 @@ def test_inspect_a_wrong_pair(folder: Path, tiny_drafter: Path, smollm_target: P
     assert "hidden size" in done.stdout
 
 
+def test_inspect_plan(folder: Path, tiny_drafter: Path, tiny_target: Path) -> None:
+    done = run(folder, "inspect", "--plan", "-c", "500", tiny_target, tiny_drafter)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^context 512 tokens$", done.stdout, re.MULTILINE)
+    assert len(re.findall(r"^  K/V cache +[\d.]+ [KM]iB$", done.stdout, re.MULTILINE)) == 2
+    total, available = (
+        re.search(rf"^{what} +[\d,.]+ [KMG]iB$", done.stdout, re.MULTILINE)
+        for what in ("total", "available")
+    )
+    assert total
+    assert available
+    assert re.search(r"^fits$", done.stdout, re.MULTILINE)
+
+
+def test_inspect_plan_of_too_much(folder: Path, smollm_target: Path) -> None:
+    done = run(folder, "inspect", "--plan", "-c", "2000000000", smollm_target)
+    assert done.returncode == 1
+    assert "drafter" not in done.stdout
+    assert "does not fit: " in done.stdout
+    assert "a smaller n_ctx than " in " ".join(done.stdout.split())
+
+
+def test_inspect_plan_of_wrong_files(folder: Path, tiny_drafter: Path, tiny_target: Path) -> None:
+    assert_one_line_error(run(folder, "inspect", "--plan", "gone.gguf"), "gone.gguf")
+    swapped = run(folder, "inspect", "--plan", tiny_drafter)
+    assert_one_line_error(swapped, "swap the two files")
+    assert_one_line_error(run(folder, "inspect", tiny_target, tiny_drafter), "--plan")
+    with_target = run(folder, "inspect", "--plan", tiny_drafter, "--target", tiny_target)
+    assert_one_line_error(with_target, "no --target")
+
+
 def test_inspect_another_programs_file(folder: Path, root: Path) -> None:
     """Its header is read; that its weights cannot be is said."""
     done = run(folder, "inspect", root / "tests" / "data" / "corpus" / "type-139.gguf")

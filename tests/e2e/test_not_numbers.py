@@ -3,6 +3,7 @@ ends the drafting and leaves the text alone."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 from collections.abc import Sequence
@@ -13,7 +14,9 @@ import llama_cpp
 import pytest
 
 import pydflash2
+from tests.e2e.test_recurrent import context_of
 from tests.tools.changed_files import with_values
+from tests.tools.layer_outputs import ggml_base
 
 PROMPT = [7, 23, 99, 4]
 ALL = slice(None)
@@ -95,14 +98,29 @@ def test_a_drafters_end_the_drafting(
     ],
 )
 def test_what_of_the_logits_is_an_error(
-    tiny: pydflash2.Llama, tokens: Sequence[int], value: float, is_error: bool
+    tiny_target: Path, tokens: Sequence[int], value: float, is_error: bool
 ) -> None:
-    tiny.session.prefill(PROMPT)
-    row = llama_cpp.llama_get_logits_ith(tiny.target.context_address, -1)
-    for token in tokens:
-        row[token] = value
-    if is_error:
-        with pytest.raises(pydflash2.PoisonedError, match="NaN or infinite"):
-            tiny.session.step()
-    else:
-        assert tiny.session.step().tokens[0] not in tokens
+    ggml = ggml_base()
+
+    def on_tensor(tensor: int, is_asking: bool, _data: int) -> bool:
+        """Writes into the last row of logits that llama.cpp has computed."""
+        is_logits = ggml.ggml_get_name(tensor) == b"result_output"
+        if is_logits and not is_asking:
+            n = ggml.ggml_nelements(tensor)
+            values = (ctypes.c_float * n).from_address(ggml.ggml_get_data(tensor))
+            for token in tokens:
+                values[n - 160 + token] = value
+        return is_logits or not is_asking
+
+    callback = llama_cpp.ggml_backend_sched_eval_callback(on_tensor)
+    with (
+        context_of(tiny_target, cb_eval=callback) as context,
+        pydflash2.Target.attach(context, n_batch=512) as target,
+        pydflash2.Session(target) as session,
+    ):
+        session.prefill(PROMPT)
+        if is_error:
+            with pytest.raises(pydflash2.PoisonedError, match="NaN or infinite"):
+                session.step()
+        else:
+            assert session.step().tokens[0] not in tokens

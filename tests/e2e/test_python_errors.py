@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 
 import pydflash2
+from tests.tools.recurrent_targets import write_recurrent_target
+from tests.tools.tiny_targets import write_tiny_target
 
 
 def test_missing_files(tiny_target: Path, tiny_drafter: Path, tmp_path: Path) -> None:
@@ -89,7 +92,11 @@ def test_a_drafter_of_another_version(tiny_target: Path, tiny_drafters: dict[str
         ("n_draft", "many"),
         ("window", 0),
         ("cache_type", "q8"),
+        ("cache_type", "q8_0"),  # heads of 16
+        ("cache_type_k", "q8"),
+        ("cache_type_v", "F16"),
         ("kernels", "no"),
+        ("swa_full", 1),
         ("n_ctx", 5_000_000_000),
         ("n_ctx", 2**31 - 1),
     ],
@@ -295,3 +302,32 @@ def test_an_interrupt_while_a_model_loads_is_raised(smollm_target: Path) -> None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "value", "words"),
+    [
+        # what llama.cpp notices when it builds the graph
+        ("qwen3", "rope.dimension_count", 14, "n_embd_head == n_rot"),
+        # and when it computes it
+        ("qwen35", "rope.dimension_count", 15, "odd or larger than a head"),
+        ("qwen35", "rope.dimension_count", 34, "odd or larger than a head"),
+        # what it divides by
+        ("qwen35", "full_attention_interval", 0, "is 0; it must be between 1"),
+    ],
+)
+def test_what_llama_cpp_would_end_the_process_for(
+    architecture: str, key: str, value: int, words: str, tiny_target: Path, tmp_path: Path
+) -> None:
+    """Keys that contradict tensors or make no sense; nor are they a lack of memory."""
+    write = write_tiny_target if architecture == "qwen3" else write_recurrent_target
+    path = write(tmp_path / "target.gguf", architecture, tokenizer_from=tiny_target)
+    data = bytearray(path.read_bytes())
+    name = f"{architecture}.{key}".encode()
+    struct.pack_into("<I", data, data.index(name) + len(name) + 4, value)  # behind its type
+    path.write_bytes(data)
+    for kernels in (True, False):
+        with pytest.raises(pydflash2.ModelFormatError, match=words):
+            pydflash2.plan(path, kernels=kernels)
+        with pytest.raises(pydflash2.ModelFormatError, match=words):
+            pydflash2.Target(path, kernels=kernels)

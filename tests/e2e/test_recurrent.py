@@ -1,43 +1,41 @@
-"""Targets that keep a recurrent state: drafting does not change their text, and whatever a session
-has been through, its state is that of a fresh computation.
+"""Targets that keep a recurrent state: their bits do not depend on the number of rows, and calls do
+what they do for others. Texts: test_matrix.py. What else a session can go through:
+test_memory_model.py and test_checkpoints.py.
 
 Needs the kernels, as test_attach_architectures.py.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import pydflash2
 from pydflash2._ffi import check, ffi, library
 from tests.tools.bigram_drafter import write_bigram_drafter
-from tests.tools.layer_outputs import greedy
+from tests.tools.fresh_context import (
+    FRESH_WIDTH,
+    KEPT,
+    MARKS,
+    SNAPSHOTS,
+    Logits,
+    context_of,
+    logits_of,
+)
 from tests.tools.recurrent_targets import ARCHITECTURES, n_layers, write_recurrent_target
 from tests.tools.tiny_drafters import TinyDrafter, write_tiny_drafter
 
 N_VOCAB = 160
-N_TOKENS = 48
 PROMPTS = [[6 + i * 37 % 150 for i in range(length)] for length in (1, 12, 40)]
 
 SAME_WIDTHS = {"minimax-01": (), "glm5-next": (2, 3, 8, 16)}
 """Numbers of rows that give the bits of one row, where not all do: docs/identity.md."""
-
-FRESH_WIDTH = 48
-"""Rows of a fresh computation: products that the kernels leave to ggml are the same up to 64."""
-
-SNAPSHOTS = {"n_rs_seq": 7}
-MARKS = {"n_seq_max": 2, "kv_unified": True}
-
-Logits = npt.NDArray[np.float32]
 
 pytestmark = pytest.mark.skipif(
     pydflash2.enable_kernels().state != "active", reason="no kernels in this process"
@@ -75,77 +73,6 @@ def reciting(folder: Path, target: Path, architecture: str, texts: list[list[int
     )
 
 
-@contextlib.contextmanager
-def context_of(path: Path, **options: Any) -> Iterator[Any]:
-    """A context as a program may create it."""
-    model_params = llama_cpp.llama_model_default_params()
-    model_params.n_gpu_layers = 0
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx = params.n_batch = params.n_ubatch = 512
-    params.n_threads = params.n_threads_batch = 1
-    for name, value in options.items():
-        setattr(params, name, value)
-    context = llama_cpp.llama_init_from_model(model, params)
-    assert context is not None
-    yield context
-    llama_cpp.llama_free(context)
-    llama_cpp.llama_model_free(model)
-
-
-def logits_of(context: Any, tokens: Sequence[int], width: int) -> Logits:
-    """A fresh computation, so many rows at a time: [n_tokens, n_vocab]."""
-    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
-    batch = llama_cpp.llama_batch_init(width, 0, 1)
-    found = []
-    for begin in range(0, len(tokens), width):
-        batch.n_tokens = min(width, len(tokens) - begin)
-        for i in range(batch.n_tokens):
-            batch.token[i], batch.pos[i] = tokens[begin + i], begin + i
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-            batch.logits[i] = True
-        assert llama_cpp.llama_decode(context, batch) == 0
-        found += [row_of(context, i) for i in range(batch.n_tokens)]
-    llama_cpp.llama_batch_free(batch)
-    return np.array(found)
-
-
-def row_of(context: Any, i: int) -> Logits:
-    row = llama_cpp.llama_get_logits_ith(context, i)
-    return np.ctypeslib.as_array(row, (N_VOCAB,)).copy()
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_text_is_the_targets(
-    architecture: str, target_of: Callable[[str], Path], tmp_path: Path
-) -> None:
-    path = target_of(architecture)
-    llama = llama_cpp.Llama(
-        str(path),
-        n_ctx=256,
-        n_threads=1,
-        n_threads_batch=1,
-        n_gpu_layers=0,
-        flash_attn=True,  # as load() has it
-        verbose=False,
-    )
-    expected = [greedy(llama, prompt, N_TOKENS)[0] for prompt in PROMPTS]
-    llama.close()
-    texts = [prompt + text for prompt, text in zip(PROMPTS, expected, strict=True)]
-    drafter = reciting(tmp_path, path, architecture, texts)
-    for n_draft, n_threads in ((1, 1), (3, 1), (7, 1), ("auto", 1), (7, 2)):
-        n_drafted = n_accepted = 0
-        with pydflash2.load(path, drafter, n_ctx=256, n_draft=n_draft, n_threads=n_threads) as llm:
-            for prompt, text in list(zip(PROMPTS, expected, strict=True))[2 * (n_threads - 1) :]:
-                got = llm.generate(prompt, max_tokens=N_TOKENS)
-                assert list(got.tokens) == text, (len(prompt), n_draft, n_threads)
-                n_drafted += got.stats.n_drafted
-                n_accepted += got.stats.n_accepted
-                # what is decoded again stays within a block, whatever is rejected
-                assert got.stats.n_replayed <= 8 * got.stats.n_cycles
-        assert n_draft == "auto" or 0 < n_accepted < n_drafted, (n_draft, n_threads)
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_bits_do_not_depend_on_the_number_of_rows(
     architecture: str, target_of: Callable[[str], Path]
@@ -156,174 +83,6 @@ def test_bits_do_not_depend_on_the_number_of_rows(
         alone = logits_of(context, tokens, 1)
         for width in widths:
             assert np.array_equal(logits_of(context, tokens, width), alone), width
-
-
-class Machine:
-    """A session that is put through anything, and what must come of it."""
-
-    def __init__(self, context: Any, fresh: Any, drafter: pydflash2.Drafter, seed: int) -> None:
-        self.context, self.fresh, self.drafter = context, fresh, drafter
-        self.random = np.random.default_rng(seed)
-        self.n_poisoned = self.n_refused = self.n_drafted = self.n_accepted = self.n_failed = 0
-        self.target = pydflash2.Target.attach(context, n_batch=512)
-        self.open()
-
-    def open(self) -> None:
-        self.session = pydflash2.Session(self.target, self.drafter, n_draft=7, ignore_end=True)
-
-    def close(self) -> None:
-        self.session.close()
-        self.target.close()
-
-    def prefill(self) -> None:
-        n = int(self.random.choice([1, 2, 5, 30]))
-        if self.session.n_tokens + n < 150:
-            self.session.prefill([int(t) for t in self.random.integers(6, N_VOCAB, n)])
-
-    def step(self) -> int:
-        """Returns the length before it."""
-        if self.session.n_tokens == 0:
-            self.session.prefill(PROMPTS[1])
-        before = list(self.session.tokens)
-        n_replayed = self.session.stats().n_replayed
-        n_cycles = self.session.stats().n_cycles
-        step = self.session.step(int(self.random.choice([1, 4, 8])))
-        self.n_drafted += step.n_drafted
-        self.n_accepted += step.n_accepted
-        if self.session.stats().n_cycles == n_cycles:
-            wanted = logits_of(self.fresh, before, FRESH_WIDTH)[-1]
-            assert step.tokens == (int(wanted.argmax()),)
-            return len(before)
-        wanted = logits_of(self.fresh, [*before, *step.tokens], FRESH_WIDTH)[len(before) - 1 :]
-        anchor = self.session.stats().n_replayed - n_replayed
-        for i, token in enumerate(step.tokens):
-            assert token == int(wanted[i].argmax()), (len(before), i)
-            assert np.array_equal(row_of(self.context, anchor + i), wanted[i]), (len(before), i)
-        return len(before)
-
-    def rewind(self, n_tokens: int) -> bool:
-        before = self.session.tokens
-        try:
-            self.session.rewind(n_tokens)
-        except pydflash2.RewindError:
-            self.n_refused += 1
-            assert self.session.tokens == before
-            return False
-        assert self.session.tokens == before[:n_tokens]
-        return True
-
-    def rewind_somewhere(self) -> None:
-        n = self.session.n_tokens
-        least = max(0, n - 12) if self.random.random() < 0.7 else 0
-        n_kept = int(self.random.integers(least, n + 1))
-        tokens = list(self.session.tokens[:n_kept])
-        if not self.rewind(n_kept) and self.random.random() < 0.5:
-            assert self.rewind(0)
-            self.session.prefill(tokens)
-
-    def step_back(self) -> None:
-        """Into the last cycle: always possible, unless the memory goes back by snapshots."""
-        n_cycles = self.session.stats().n_cycles
-        begin = self.step()
-        if self.session.stats().n_cycles == n_cycles:
-            return
-        is_done = self.rewind(int(self.random.integers(begin, self.session.n_tokens + 1)))
-        assert is_done or llama_cpp.llama_n_rs_seq(self.context) > 0
-
-    def fail(self) -> None:
-        """A decode that is aborted after so many nodes, or comes through."""
-        left = int(self.random.choice([0, 3, 40, 150]))
-
-        def abort(_data: int | None) -> bool:
-            nonlocal left
-            left -= 1
-            return left < 0
-
-        callback = llama_cpp.ggml_abort_callback(abort)
-        before = self.session.tokens
-        llama_cpp.llama_set_abort_callback(self.context, callback, None)
-        try:
-            if self.random.random() < 0.5 and self.session.n_tokens < 150:
-                self.session.prefill([20, 30, 40, 50])
-            elif before:
-                self.session.step()
-        except pydflash2.PoisonedError:
-            self.reopen()
-        except pydflash2.BackendError:
-            self.n_failed += 1
-            assert self.session.tokens == before
-        finally:
-            llama_cpp.llama_set_abort_callback(self.context, llama_cpp.ggml_abort_callback(0), None)
-
-    def fail_to_pick(self) -> None:
-        if self.session.n_tokens == 0:
-            return
-        before = self.session.tokens
-        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
-        llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_temp(0.5))
-        raw = ffi.cast("struct llama_sampler *", ctypes.cast(chain, ctypes.c_void_p).value)
-        check(library().df2_session_set_sampler(self.session._pointer, raw))
-        try:
-            self.session.step()
-        except pydflash2.PoisonedError:
-            self.reopen()
-        except pydflash2.InvalidArgumentError:
-            self.n_failed += 1
-            assert self.session.tokens == before
-        check(library().df2_session_set_sampler(self.session._pointer, ffi.NULL))
-        llama_cpp.llama_sampler_free(chain)
-
-    def reopen(self) -> None:
-        self.n_poisoned += 1
-        self.session.close()
-        self.open()
-
-    def run(self, n_actions: int) -> None:
-        actions = [
-            self.step,
-            self.step_back,
-            self.rewind_somewhere,
-            self.prefill,
-            self.fail,
-            self.fail_to_pick,
-        ]
-        for _ in range(n_actions):
-            if self.session.n_tokens > 200:
-                assert self.rewind(0)
-            self.random.choice(actions, p=[0.5, 0.1, 0.15, 0.1, 0.1, 0.05])()  # type: ignore[arg-type]
-
-
-FORMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "truncation": ("llama", {}),
-    "marks, hybrid": ("qwen35", MARKS),
-    "marks, recurrent": ("mamba2", MARKS),
-    "snapshots": ("qwen35", SNAPSHOTS),
-    "snapshots, convolutions": ("lfm2", SNAPSHOTS),
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_any_state_is_that_of_a_fresh_computation(
-    form: str, target_of: Callable[[str], Path], tiny_target: Path, tmp_path: Path
-) -> None:
-    architecture, options = FORMS[form]
-    path = tiny_target if architecture == "llama" else target_of(architecture)
-    with context_of(path, **options) as context, context_of(path) as fresh:
-        texts = []
-        for prompt in PROMPTS:
-            text = list(prompt)
-            while len(text) < 80:
-                text.append(int(logits_of(fresh, text, FRESH_WIDTH)[-1].argmax()))
-            texts.append(text)
-        drafter = reciting(tmp_path, path, architecture, texts)
-        with pydflash2.Drafter(drafter) as opened:
-            machine = Machine(context, fresh, opened, seed=sum(map(ord, form)))
-            machine.run(150)
-            machine.close()
-    assert 0 < machine.n_accepted < machine.n_drafted
-    assert machine.n_failed > 0
-    assert (machine.n_poisoned > 0) == form.startswith("snapshots")
-    assert (machine.n_refused > 0) == (architecture != "llama")
 
 
 def drafts(session: pydflash2.Session, n_steps: int) -> list[Logits]:
@@ -337,7 +96,7 @@ def drafts(session: pydflash2.Session, n_steps: int) -> list[Logits]:
     return found
 
 
-@pytest.mark.parametrize("architecture", ["qwen35", "mamba2", "lfm2", "glm5-next"])
+@pytest.mark.parametrize("architecture", ["qwen35", "mamba2", "lfm2", "glm5-next", "kimi-k3"])
 def test_hidden_states_of_tokens_decoded_again_are_taken_once(
     architecture: str, target_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -355,11 +114,10 @@ def test_hidden_states_of_tokens_decoded_again_are_taken_once(
             found = drafts(session, 12)
             tokens = session.tokens
             n_replayed = session.stats().n_replayed
-            if architecture != "glm5-next":  # which goes back by snapshots
-                session.rewind(len(tokens) - 1)
-                found += drafts(session, 1)
-                assert session.tokens[: len(tokens)] == tokens
-        assert (n_replayed > 0) == (architecture != "glm5-next")
+            session.rewind(len(tokens) - 1)
+            found += drafts(session, 1)
+            assert session.tokens[: len(tokens)] == tokens
+        assert (n_replayed > 0) == (architecture in ("mamba2", "lfm2"))  # the others keep inputs
         # every hidden state comes from a decode of one token, or of the prompt
         with pydflash2.Session(target, drafter, n_draft=0, ignore_end=True) as session:
             session.prefill(PROMPTS[1])
@@ -407,18 +165,60 @@ def test_calls_share_a_sequence(target_of: Callable[[str], Path], tmp_path: Path
         assert got.text.startswith(stopped.text)
 
 
-def test_a_full_context_ends_the_text(target_of: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["qwen35", "mamba2"])
+def test_a_full_context_ends_the_text(
+    architecture: str, target_of: Callable[[str], Path], tmp_path: Path
+) -> None:
     """At the same token with drafting, and with tokens to decode again, as without."""
-    path = target_of("qwen35")
+    path = target_of(architecture)
     with pydflash2.load(path, n_ctx=256, n_threads=1) as plain:
         expected = plain.generate(PROMPTS[1], max_tokens=300)
     assert expected.finish_reason == "context"
-    drafter = reciting(tmp_path, path, "qwen35", [list(expected.tokens)])
+    drafter = reciting(tmp_path, path, architecture, [list(expected.tokens)])
     with pydflash2.load(path, drafter, n_ctx=256, n_threads=1, n_draft=7) as llm:
         got = llm.generate(PROMPTS[1], max_tokens=300)
     assert got.tokens == expected.tokens
     assert got.finish_reason == "context"
-    assert got.stats.n_replayed > 0
+    assert (got.stats.n_replayed > 0) == (architecture == "mamba2")
+
+
+def states_of(context: Any) -> bytes:
+    """What is recurrent of sequence 0, and nothing else."""
+    flags = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+    size = llama_cpp.llama_state_seq_get_size_ext(context, 0, flags)
+    data = (ctypes.c_uint8 * size)()
+    got = llama_cpp.llama_state_seq_get_data_ext(context, data, size, 0, flags)
+    assert got == size > 0
+    return bytes(data)
+
+
+@pytest.mark.parametrize("architecture", ["qwen35", "kimi-k3", "bailingmoe3"])
+def test_what_a_session_leaves_is_complete(
+    architecture: str, target_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Of states whose inputs were kept: bytes as of a decode without a session, for all the tokens
+    that llama.cpp can still drop."""
+    path = target_of(architecture)
+    with context_of(path, **KEPT) as context, context_of(path, **KEPT) as fresh:
+        memory = llama_cpp.llama_get_memory(context)
+        target = pydflash2.Target.attach(context, n_batch=512)
+        drafter = pydflash2.Drafter(reciting(tmp_path, path, architecture, [PROMPTS[2] * 4]))
+        n_dropped = 0
+        for n_steps in range(7):
+            with pydflash2.Session(target, drafter, n_draft=5, ignore_end=True) as session:
+                session.prefill(PROMPTS[1])
+                n_accepted = [session.step().n_accepted for _ in range(n_steps)]
+                tokens = session.tokens[:-1] if n_steps > 0 else session.tokens
+            logits_of(fresh, tokens, FRESH_WIDTH)
+            assert states_of(context) == states_of(fresh), n_steps
+            if n_steps == 0 or n_accepted[-1] == 5:
+                n_dropped += 1
+                assert llama_cpp.llama_memory_seq_rm(memory, 0, len(tokens) - 3, -1)
+                logits_of(fresh, tokens[:-3], FRESH_WIDTH)
+                assert states_of(context) == states_of(fresh), n_steps
+        assert n_dropped > 0
+        drafter.close()
+        target.close()
 
 
 @pytest.mark.parametrize("architecture", ["qwen35", "mamba2", "deepseek4"])
@@ -436,9 +236,9 @@ def test_the_smallest_contexts_and_batches(
 def test_a_sampler_that_fails_is_named_where_the_memory_is_lost(
     target_of: Callable[[str], Path],
 ) -> None:
-    with context_of(target_of("qwen35"), **SNAPSHOTS) as context:
+    with context_of(target_of("lfm2"), **SNAPSHOTS) as context:
         target = pydflash2.Target.attach(context, n_batch=512)
-        with pydflash2.Session(target) as session:
+        with pydflash2.Session(target, checkpoint_bytes=0) as session:
             session.prefill(PROMPTS[1])
             session.step()
             chain = llama_cpp.llama_sampler_chain_init(

@@ -63,11 +63,11 @@ const char *kind_name(Kind kind) {
 struct Types {
   ggml_type keys, values;
 };
-constexpr Types kTypes[] = {{GGML_TYPE_F32, GGML_TYPE_F32},
-                            {GGML_TYPE_F16, GGML_TYPE_F16},
-                            {GGML_TYPE_BF16, GGML_TYPE_BF16},
-                            {GGML_TYPE_Q8_0, GGML_TYPE_Q8_0},
-                            {GGML_TYPE_F16, GGML_TYPE_Q8_0}};
+constexpr Types kTypes[] = {{GGML_TYPE_F32, GGML_TYPE_F32},       {GGML_TYPE_F16, GGML_TYPE_F16},
+                            {GGML_TYPE_BF16, GGML_TYPE_BF16},     {GGML_TYPE_Q8_0, GGML_TYPE_Q8_0},
+                            {GGML_TYPE_Q4_0, GGML_TYPE_Q4_0},     {GGML_TYPE_Q4_1, GGML_TYPE_Q4_1},
+                            {GGML_TYPE_Q5_0, GGML_TYPE_Q5_0},     {GGML_TYPE_Q5_1, GGML_TYPE_Q5_1},
+                            {GGML_TYPE_IQ4_NL, GGML_TYPE_IQ4_NL}, {GGML_TYPE_F16, GGML_TYPE_Q8_0}};
 
 struct Sizes {
   int64_t key, value;
@@ -135,6 +135,16 @@ df2_attention_type kernel_type(ggml_type type) {
       return DF2_ATTENTION_BF16;
     case GGML_TYPE_Q8_0:
       return DF2_ATTENTION_Q8_0;
+    case GGML_TYPE_Q4_0:
+      return DF2_ATTENTION_Q4_0;
+    case GGML_TYPE_Q4_1:
+      return DF2_ATTENTION_Q4_1;
+    case GGML_TYPE_Q5_0:
+      return DF2_ATTENTION_Q5_0;
+    case GGML_TYPE_Q5_1:
+      return DF2_ATTENTION_Q5_1;
+    case GGML_TYPE_IQ4_NL:
+      return DF2_ATTENTION_IQ4_NL;
     default:
       return DF2_ATTENTION_F32;
   }

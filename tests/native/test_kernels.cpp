@@ -391,6 +391,10 @@ void test_options(const char *target_path, const char *drafter_path) {
   df2_drafter *drafter = nullptr;
   target_options.kernels = 7;
   CHECK_STATUS(df2_target_open(&target, target_path, &target_options), DF2_EINVAL);
+  target_options.kernels = DF2_KERNELS_DEFAULT;
+  target_options.swa_full = 2;
+  CHECK_STATUS(df2_target_open(&target, target_path, &target_options), DF2_EINVAL);
+  target_options.swa_full = 1;
   drafter_options.kernels = -1;
   CHECK_STATUS(df2_drafter_load(&drafter, drafter_path, &drafter_options), DF2_EINVAL);
   for (const int32_t kernels : {DF2_KERNELS_OFF, DF2_KERNELS_DEFAULT}) {

@@ -392,29 +392,66 @@ void test_old_plan() {
   ggml_backend_graph_plan_free(backend.get(), plan);
 }
 
-// The callback also knows the mean of streams; with as many tokens as streams their shape alone would not tell.
-void test_stream_mean() {
+enum class Reader { kNorm, kRows, kFusedNorm };
+
+// Computes a reader of streams; what the rule read of them meanwhile, empty if not all.
+std::vector<float> read_streams(ggml_tensor *streams, ggml_context *context, Reader reader, int n_threads) {
+  const int64_t n_rows = streams->ne[2];
+  ggml_tensor *flat = ggml_reshape_2d(context, streams, streams->ne[0] * streams->ne[1], n_rows);
+  ggml_tensor *ids = ggml_new_tensor_1d(context, GGML_TYPE_I32, 1);
+  ggml_tensor *node = reader == Reader::kRows ? ggml_get_rows(context, flat, ids) : ggml_rms_norm(context, flat, 1e-6f);
+  node = reader == Reader::kFusedNorm ? ggml_mul(context, node, input(context, flat->ne[0], 1)) : node;
+  ggml_cgraph *graph = ggml_new_graph_custom(context, 16, false);
+  ggml_build_forward_expand(graph, node);
+  CHECK(df2::has_stream_reader(graph, streams) == (reader != Reader::kFusedNorm));
+  const ggml_backend_ptr backend(ggml_backend_cpu_init());
+  const ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(context, backend.get()));
+  const std::vector<float> values = noise(static_cast<size_t>(ggml_nelements(streams)), 30);
+  ggml_backend_tensor_set(streams, values.data(), 0, ggml_nbytes(streams));
+  ggml_backend_tensor_memset(ids, 0, 0, ggml_nbytes(ids));
+  ggml_backend_cpu_set_n_threads(backend.get(), n_threads);
+  const auto run = [&] {
+    std::vector<float> result(static_cast<size_t>(ggml_nelements(node)), -1.0f);
+    ggml_backend_tensor_set(node, result.data(), 0, ggml_nbytes(node));
+    CHECK(ggml_backend_graph_compute(backend.get(), graph) == GGML_STATUS_SUCCESS);
+    ggml_backend_tensor_get(node, result.data(), 0, ggml_nbytes(node));
+    return result;
+  };
+  const std::vector<float> expected = run();
+  TapRecorder recorder;
+  recorder.select({7}, kWidth, TapForm::kStreamMean);
+  std::vector<float> by_rule(static_cast<size_t>(kWidth * n_rows), -1.0f);
+  std::vector<float> by_callback = by_rule;
+  recorder.begin(by_rule.data(), n_rows);
+  {
+    const TapScope scope(&recorder);
+    CHECK(same_bits(run(), expected));  // by ggml, as before
+  }
+  const bool is_read = recorder.is_complete();
+  recorder.begin(by_callback.data(), n_rows);
+  CHECK(recorder.on_tensor(streams, true) && recorder.on_tensor(streams, false) && recorder.is_complete());
+  recorder.end();
+  CHECK(same_bits(run(), expected));  // the claim that is left reads nothing
+  CHECK(!is_read || same_bits(by_rule, by_callback));
+  return is_read ? by_rule : std::vector<float>();
+}
+
+// The mean of streams. With as many tokens as streams their shape alone would not tell.
+void test_stream_mean(bool has_rules) {
   constexpr int64_t kStreams = 4;
   for (const int64_t n_rows : {1, 4, 5}) {
-    const ggml_context_ptr context = make_context();
-    ggml_tensor *node = input(context.get(), kWidth, kStreams, n_rows);
-    ggml_set_name(node, "l_out-6");
-    const ggml_backend_buffer_ptr buffer(
-        ggml_backend_alloc_ctx_tensors_from_buft(context.get(), ggml_backend_cpu_buffer_type()));
     const std::vector<float> values = noise(static_cast<size_t>(kWidth * kStreams * n_rows), 30);
-    ggml_backend_tensor_set(node, values.data(), 0, ggml_nbytes(node));
-    TapRecorder recorder;
-    recorder.select({7}, kWidth, TapForm::kStreamMean);
-    std::vector<float> features(static_cast<size_t>(kWidth * n_rows), -1.0f);
-    recorder.begin(features.data(), n_rows);
-    CHECK(recorder.on_tensor(node, true));
-    CHECK(recorder.on_tensor(node, false));
-    CHECK(recorder.is_complete());
-    for (int64_t row = 0; row < n_rows; ++row) {
-      for (int64_t i = 0; i < kWidth; ++i) {
-        const float *x = values.data() + row * kStreams * kWidth + i;
-        const float mean = (((x[0] + x[kWidth]) + x[2 * kWidth]) + x[3 * kWidth]) * 0.25f;
-        CHECK(features[static_cast<size_t>(row * kWidth + i)] == mean);
+    for (const Reader reader : {Reader::kNorm, Reader::kRows, Reader::kFusedNorm}) {
+      for (int n_threads = 1; n_threads <= 3; ++n_threads) {
+        const ggml_context_ptr context = make_context();
+        ggml_tensor *streams = input(context.get(), kWidth, kStreams, n_rows);
+        ggml_set_name(streams, "l_out-6");
+        const std::vector<float> means = read_streams(streams, context.get(), reader, n_threads);
+        CHECK(means.empty() == (!has_rules || reader == Reader::kFusedNorm));
+        for (size_t at = 0; at < means.size(); ++at) {
+          const float *x = values.data() + at / kWidth * kStreams * kWidth + at % kWidth;
+          CHECK(means[at] == (((x[0] + x[kWidth]) + x[2 * kWidth]) + x[3 * kWidth]) * 0.25f);
+        }
       }
     }
   }
@@ -439,10 +476,10 @@ int main(int argc, char **argv) {
   CHECK(df2_kernels_enable() == DF2_OK);
   llama_backend_init();
   test_names();
-  test_stream_mean();
   df2_kernels_info info = {};
   info.struct_size = sizeof(info);
   CHECK(df2_kernels_info_get(&info) == DF2_OK);
+  test_stream_mean(info.state == DF2_KERNELS_ACTIVE);
   if (info.state != DF2_KERNELS_ACTIVE) {
     std::printf("taps: no kernels for this CPU, so no rules\n");
     return report("taps");

@@ -88,14 +88,21 @@ def attention(
     return out.reshape(n_query, n_head * head_dim)
 
 
-class NumpyTarget:
-    """A Llama in float32, for the features a drafter taps."""
+class SharedWeights:
+    """What drafters take from a target of whatever architecture."""
 
     def __init__(self, path: Path) -> None:
         self._file = GgufModel(path)
-        self._eps = float(self._file.key("llama.attention.layer_norm_rms_epsilon"))
         self.embeddings = self._file.tensors["token_embd.weight"]
         self.head = self._file.tensors["output.weight"]
+
+
+class NumpyTarget(SharedWeights):
+    """A Llama in float32, for the features a drafter taps."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._eps = float(self._file.key("llama.attention.layer_norm_rms_epsilon"))
 
     def run(self, tokens: Sequence[int]) -> tuple[list[Array], Array]:
         """The layer inputs [n_tokens, n_embd], the last layer's output included, and the logits."""
@@ -153,7 +160,7 @@ class NumpyDrafter:
         """The taps of each token, one after the other."""
         return np.concatenate([layer_inputs[tap] for tap in self.taps], axis=1)
 
-    def predict(self, features: Array, anchor: int, target: NumpyTarget) -> Prediction:
+    def predict(self, features: Array, anchor: int, target: SharedWeights) -> Prediction:
         """Features of all tokens before the anchor; the anchor is at the position after them."""
         fused = self._norm(features @ self._weights["fc.weight"].T, "enc.output_norm")
         x = self._block_embeddings(anchor, target)
@@ -168,7 +175,7 @@ class NumpyDrafter:
     def _optional_norm(self, x: Array, name: str) -> Array:
         return self._norm(x, name) if f"{name}.weight" in self._weights else x
 
-    def _block_embeddings(self, anchor: int, target: NumpyTarget) -> Array:
+    def _block_embeddings(self, anchor: int, target: SharedWeights) -> Array:
         mask = self._file.key("tokenizer.ggml.mask_token_id")
         table = self._weights.get("token_embd.weight", target.embeddings)
         scale = float(self._key("embedding_scale", 1.0))
@@ -240,7 +247,8 @@ class NumpyDrafter:
     def _visible(self, index: int, queries: Ids, keys: Ids) -> Mask:
         distance = queries[:, None] - keys[None, :]
         visible = np.ones(distance.shape, np.bool_)
-        if self._key("attention.causal", False):
+        stated = [self._key("attention.causal", False)] * self._n_layer
+        if self._file.key("dflash2.attention.causal_pattern", stated)[index]:
             visible &= distance >= 0
         window = self._key("attention.sliding_window", 0)
         if window > 0 and self._key("attention.sliding_window_pattern")[index]:
@@ -294,7 +302,7 @@ class NumpyDrafter:
 
     # -- Selection ---------------------------------------------------------------------------------
 
-    def _logits(self, hidden: Array, target: NumpyTarget) -> Array:
+    def _logits(self, hidden: Array, target: SharedWeights) -> Array:
         own_head = self._weights.get("output.weight", self._weights.get("token_embd.weight"))
         head = target.head if own_head is None else own_head
         logits: Array = hidden @ head.T * float(self._key("logit_scale", 1.0))

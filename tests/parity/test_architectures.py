@@ -59,7 +59,7 @@ def test_a_file_is_the_same_each_time(target: Path, tiny_target: Path, tmp_path:
 
 
 def test_rewinding_past_a_sliding_window(tiny_target: Path, tmp_path: Path) -> None:
-    """A cache cut to the window forgets; the session says so, and works on after a fresh start."""
+    """A cache cut to the window forgets; the session says so, or decodes all anew."""
     path = write_tiny_target(tmp_path / "gemma3.gguf", "gemma3", tokenizer_from=tiny_target)
     llama = llama_cpp.Llama(
         str(path),
@@ -71,7 +71,7 @@ def test_rewinding_past_a_sliding_window(tiny_target: Path, tmp_path: Path) -> N
         verbose=False,
     )
     target = pydflash2.Target.attach(int(ctypes.cast(llama.ctx, ctypes.c_void_p).value or 0))
-    with target, pydflash2.Session(target) as session:
+    with target, pydflash2.Session(target, checkpoint_bytes=0) as session:
         prompt = [6 + i * 37 % 150 for i in range(400)]
         session.prefill(prompt)
         first = [session.step(1).tokens, session.step().tokens]
@@ -85,4 +85,11 @@ def test_rewinding_past_a_sliding_window(tiny_target: Path, tmp_path: Path) -> N
         session.rewind(0)
         session.prefill(prompt)
         assert [session.step(1).tokens, session.step().tokens] == first
+        session.close()
+        with pydflash2.Session(target) as session:  # decodes all anew by itself
+            session.prefill(prompt)
+            session.rewind(40)
+            session.prefill(prompt[40:])
+            assert [session.step(1).tokens, session.step().tokens] == first
+            assert (session.stats().n_restored, session.stats().n_checkpoints) == (1, 0)
     llama.close()

@@ -148,6 +148,18 @@ def test_bits_of_type(type_name: str, tmp_path: Path) -> None:
     check_bits(path, {}, MORE_WIDTHS)
 
 
+@pytest.mark.parametrize(
+    ("name", "head_size"),
+    [("q4_0", 32), ("q4_0", 64), ("q4_1", 64), ("q5_0", 64), ("q5_1", 64), ("iq4_nl", 64)],
+)
+def test_quantised_caches(name: str, head_size: int, tiny_target: Path, tmp_path: Path) -> None:
+    """llama.cpp rotates what it quantises of heads of 64."""
+    path = tmp_path / "target.gguf"
+    write_tiny_target(path, "qwen2", tokenizer_from=tiny_target, head_size=head_size)
+    number = getattr(llama_cpp, f"GGML_TYPE_{name.upper()}")
+    check_bits(path, {"type_k": number, "type_v": number}, ([8], [N_TOKENS]))
+
+
 @pytest.mark.parametrize("head_size", [120, 100, 34, 20, 8])
 def test_head_sizes(head_size: int, tiny_target: Path, tmp_path: Path) -> None:
     """Sizes that are no multiple of what a kernel computes at once, over several spans of keys."""

@@ -50,6 +50,13 @@ VARIANTS = {
         windowed=(True, True),
         keys={"attention.sliding_window": 6, "attention.causal": True},
     ),
+    "causal-in-windows": replace(
+        PLAIN,
+        n_layer=3,
+        windowed=(True, False, True),
+        causal=(True, False, True),
+        keys={"attention.sliding_window": 6},
+    ),
     "sinks": replace(
         PLAIN,
         n_head_kv=1,
@@ -252,6 +259,16 @@ MISTAKES = [
     ("plain", "taps swapped", replace(PLAIN, taps=(3, 1))),
     ("plain", "taps one layer early", replace(PLAIN, taps=(0, 2))),
     ("plain", "causal", VARIANTS["causal"]),
+    (
+        "causal-in-windows",
+        "causal nowhere",
+        replace(VARIANTS["causal-in-windows"], causal=()),
+    ),
+    (
+        "causal-in-windows",
+        "causal everywhere",
+        replace(VARIANTS["causal-in-windows"], causal=(True, True, True)),
+    ),
     (
         "window-pattern",
         "pattern inverted",

@@ -24,6 +24,7 @@ def write_bigram_drafter(
     target: Path,
     n_vocab: int,
     taps: tuple[int, ...] = (1, 3),
+    block_size: int = 8,
 ) -> Path:
     """Write a drafter for `target`, whose vocabulary has n_vocab tokens. Returns `path`.
 
@@ -69,6 +70,7 @@ def write_bigram_drafter(
         top_k=len(vocabulary),
         n_vocab_draft=len(vocabulary),
         taps=taps,
+        block_size=block_size,
         extras=frozenset({"token_embd", "output", "d2t"}),
     )
     return write_tiny_drafter(path, shape, target=target, change=recite)

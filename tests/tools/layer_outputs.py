@@ -77,9 +77,10 @@ def target_with_callback(llama: llama_cpp.Llama) -> Iterator[pydflash2.Target]:
 
 
 def layer_outputs(
-    llama: llama_cpp.Llama, tokens: Sequence[int], layers: Sequence[int]
+    llama: llama_cpp.Llama, tokens: Sequence[int], layers: Sequence[int], *, n_streams: int = 1
 ) -> dict[int, Rows]:
-    """The hidden states after some layers (1: the first), [n_tokens, n_embd] each."""
+    """The hidden states after some layers (1: the first), [n_tokens, n_embd] each. n_streams: each
+    token has as many of them, one after the other, whose mean is taken."""
     ggml = ggml_base()
     n_embd = llama.n_embd()
     n_batch = int(llama.context_params.n_ubatch)
@@ -93,7 +94,8 @@ def layer_outputs(
         n_values = ggml.ggml_nelements(tensor)
         values = (ctypes.c_float * n_values).from_address(ggml.ggml_get_data(tensor))
         # where there are several streams of hidden states, the first one comes first
-        parts[layer].append(np.array(values).reshape(-1, n_embd)[: batch.n_tokens])
+        rows = np.array(values).reshape(-1, n_streams, n_embd)
+        parts[layer].append(rows[: batch.n_tokens].mean(axis=1))
         return True
 
     callback = llama_cpp.ggml_backend_sched_eval_callback(on_tensor)

@@ -28,7 +28,9 @@ class _Shape:
     seed: int = 1  # chosen so that greedy texts vary and no two best logits are nearly equal
 
 
-def write_recurrent_target(path: Path, architecture: str, *, tokenizer_from: Path) -> Path:
+def write_recurrent_target(
+    path: Path, architecture: str, *, tokenizer_from: Path, chat_template: str | None = None
+) -> Path:
     """Write a target with another target's tokenizer. The same arguments give the same bytes.
     Returns `path`."""
     shape = _SHAPES[architecture]
@@ -43,6 +45,8 @@ def write_recurrent_target(path: Path, architecture: str, *, tokenizer_from: Pat
     end = source.fields["tokenizer.ggml.eos_token_id"].contents()
     tensors.by_name["output.weight"][end] = 0
     writer = _writer(path, architecture, source)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
     for name, values in tensors.by_name.items():
         writer.add_tensor(name, values)
     finish(writer)

@@ -36,6 +36,7 @@ class TinyDrafter:
     top_k: int = 4
     taps: tuple[int, ...] = (1, 3)  # layer inputs, as in the file
     windowed: tuple[bool, ...] = ()  # per layer; with the key attention.sliding_window
+    causal: tuple[bool, ...] = ()  # per layer, where layers differ
     n_vocab_draft: int = 0  # rows of "output"; 0: the target's vocabulary
     extras: frozenset[str] = frozenset()  # optional tensors, of EXTRAS
     keys: Mapping[str, Key] = field(default_factory=dict)  # further ones, less "dflash."
@@ -94,6 +95,8 @@ def _write_keys(writer: GGUFWriter, shape: TinyDrafter) -> None:
     if shape.windowed:
         keys["attention.sliding_window_pattern"] = shape.windowed
     write_keys(writer, "dflash", keys | dict(shape.keys))
+    if shape.causal:
+        write_keys(writer, "dflash2", {"attention.causal_pattern": shape.causal})
 
 
 def _tensors(shape: TinyDrafter, n_vocab: int, n_embd_target: int) -> dict[str, Weights]:

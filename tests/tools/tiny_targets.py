@@ -40,12 +40,19 @@ class _Shape:
 
 
 def write_tiny_target(
-    path: Path, architecture: str, *, tokenizer_from: Path, head_size: int | None = None
+    path: Path,
+    architecture: str,
+    *,
+    tokenizer_from: Path,
+    head_size: int | None = None,
+    window: int | None = None,
 ) -> Path:
     """Write a target with another target's tokenizer, so that a drafter for that one fits this one
     too. The same arguments give the same bytes. head_size: another one than the architecture's,
-    and a hidden size that follows from it. Returns `path`."""
+    and a hidden size that follows from it. window: another one than WINDOW. Returns `path`."""
     shape = _SHAPES[architecture]
+    if window is not None:
+        shape = replace(shape, keys={**shape.keys, "attention.sliding_window": window})
     if head_size is not None:
         shape = replace(shape, head_dim=head_size, n_embd=shape.n_head * head_size)
     source = GGUFReader(tokenizer_from)
@@ -150,14 +157,44 @@ def _qwen2(tensors: RandomTensors, shape: _Shape, block: str) -> None:
     _feed_forward(tensors, shape, block)
 
 
-def _qwen3moe(tensors: RandomTensors, shape: _Shape, block: str) -> None:
+def _qwen2_rest(tensors: RandomTensors, shape: _Shape, n_vocab: int) -> None:
+    tensors.add("output.bias", n_vocab, mean=0.0, deviation=0.5)
+
+
+def _qwen3(tensors: RandomTensors, shape: _Shape, block: str) -> None:
     _attention(tensors, shape, block)
     _head_norms(tensors, shape, block)
-    tensors.norm(f"{block}ffn_norm.weight", shape.n_embd)
+    _feed_forward(tensors, shape, block)
+
+
+def _experts(tensors: RandomTensors, shape: _Shape, block: str) -> None:
     tensors.matrix(f"{block}ffn_gate_inp.weight", _N_EXPERT, shape.n_embd)
     tensors.matrix(f"{block}ffn_gate_exps.weight", _N_EXPERT, _N_FF_EXPERT, shape.n_embd)
     tensors.matrix(f"{block}ffn_up_exps.weight", _N_EXPERT, _N_FF_EXPERT, shape.n_embd)
     tensors.matrix(f"{block}ffn_down_exps.weight", _N_EXPERT, shape.n_embd, _N_FF_EXPERT)
+
+
+def _qwen3moe(tensors: RandomTensors, shape: _Shape, block: str) -> None:
+    _attention(tensors, shape, block)
+    _head_norms(tensors, shape, block)
+    tensors.norm(f"{block}ffn_norm.weight", shape.n_embd)
+    _experts(tensors, shape, block)
+
+
+def _gpt_oss(tensors: RandomTensors, shape: _Shape, block: str) -> None:
+    """Sinks, and experts with biases."""
+    _attention(tensors, shape, block)
+    tensors.add(f"{block}attn_sinks.weight", shape.n_head, mean=0.0, deviation=1.0)
+    tensors.norm(f"{block}post_attention_norm.weight", shape.n_embd)
+    _experts(tensors, shape, block)
+    for name, lengths in (
+        ("attn_output", (shape.n_embd,)),
+        ("ffn_gate_inp", (_N_EXPERT,)),
+        ("ffn_gate_exps", (_N_EXPERT, _N_FF_EXPERT)),
+        ("ffn_up_exps", (_N_EXPERT, _N_FF_EXPERT)),
+        ("ffn_down_exps", (_N_EXPERT, shape.n_embd)),
+    ):
+        tensors.add(f"{block}{name}.bias", *lengths, mean=0.0, deviation=0.1)
 
 
 def _phi3(tensors: RandomTensors, shape: _Shape, block: str) -> None:
@@ -262,20 +299,21 @@ def _hy_v4_rest(tensors: RandomTensors, shape: _Shape, n_vocab: int) -> None:
 
 
 _N_EXPERT, _N_FF_EXPERT = 4, 48
+_EXPERT_KEYS: dict[str, Key] = {
+    "expert_count": _N_EXPERT,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": _N_FF_EXPERT,
+}
 _GEMMA4_PER_LAYER = 8
 _GEMMA3N_PER_LAYER, _GEMMA3N_RANK, _GEMMA3N_STREAMS = 256, 64, 4  # constants of llama.cpp's
 _HY_V4_STREAMS, _HY_V4_LATENT = 4, 32
 
 _SHAPES = {
-    "qwen2": _Shape(layer=_qwen2, seed=11),
-    "qwen3moe": _Shape(
-        layer=_qwen3moe,
-        seed=2,
-        keys={
-            "expert_count": _N_EXPERT,
-            "expert_used_count": 2,
-            "expert_feed_forward_length": _N_FF_EXPERT,
-        },
+    "qwen2": _Shape(layer=_qwen2, rest=_qwen2_rest, seed=11),
+    "qwen3": _Shape(layer=_qwen3, seed=9),
+    "qwen3moe": _Shape(layer=_qwen3moe, seed=2, keys=_EXPERT_KEYS),
+    "gpt-oss": _Shape(
+        layer=_gpt_oss, seed=2, keys={**_EXPERT_KEYS, "attention.sliding_window": WINDOW}
     ),
     "phi3": _Shape(layer=_phi3, seed=5),
     "gptneox": _Shape(

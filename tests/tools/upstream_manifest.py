@@ -21,6 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import tests.tools  # noqa: F401 (before gguf-py of llama.cpp, which has a tests of its own)
+
 
 def run_upstream(
     *, llama_cpp: Path, drafter: Path, target: Path, outtype: str, outfile: Path
@@ -41,7 +44,8 @@ def run_upstream(
     )
 
     def write_mask_token_only(self: Any) -> None:
-        self.gguf_writer.add_mask_token_id(self.hparams["dflash_config"]["mask_token_id"])
+        keys = self.hparams.get("dflash_config", self.hparams)
+        self.gguf_writer.add_mask_token_id(keys["mask_token_id"])
 
     model_class.set_vocab = write_mask_token_only
     file_type = {
@@ -76,8 +80,11 @@ def manifest_of(path: Path) -> dict[str, Any]:
 
 
 def variants(target: Path, convert: Callable[[Path, Path, str], dict[str, Any]]) -> dict[str, Any]:
-    """Manifests of the checkpoints that are not stored, converted for an M-RoPE target."""
-    from convert_support import MROPE_SECTIONS, VARIANTS
+    """Manifests of the checkpoints that are not stored: variants of the fixtures, converted for an
+    M-RoPE target, and published layouts."""
+
+    from tests.tools.convert_support import MROPE_SECTIONS, VARIANTS
+    from tests.tools.published import PUBLISHED
 
     config = json.loads((target / "config.json").read_text())
     config["rope_parameters"]["mrope_section"] = MROPE_SECTIONS
@@ -87,6 +94,10 @@ def variants(target: Path, convert: Callable[[Path, Path, str], dict[str, Any]])
         for name, make in VARIANTS.items():
             drafter = make().save(Path(folder) / name)
             result[f"{name}/f32"] = convert(drafter, Path(folder), "f32")
+        for name, published in PUBLISHED.items():
+            drafter = published.save(Path(folder) / name)
+            suitable = Path(folder) if published.has_mrope else target
+            result[f"{name}/bf16"] = convert(drafter, suitable, "bf16")
     return result
 
 
@@ -99,7 +110,7 @@ def main() -> int:
     )
     parser.add_argument("--outtype", action="append", required=True)
     parser.add_argument(
-        "--variants", action="store_true", help="add the variants of convert_support, as f32"
+        "--variants", action="store_true", help="add variants (f32) and published layouts (bf16)"
     )
     parser.add_argument("--out", type=Path, required=True, help="manifest to write (JSON)")
     args = parser.parse_args()

@@ -241,6 +241,30 @@ def test_causality_is_decided_by_layer_type_when_unstated(tmp_path: Path) -> Non
             assert file.get("dflash.attention.causal") is causal
 
 
+def test_sliding_layers_alone_are_causal_when_unstated(tmp_path: Path) -> None:
+    """As those of the drafters for Qwen3.6; llama.cpp's key has one answer for all layers."""
+    drafter = Drafter.load("tiny-window")
+    del drafter.config["is_causal"]
+    drafter.config["layer_types"] = ["sliding_attention", "full_attention"]
+    out = tmp_path / "out.gguf"
+    report = convert(drafter.save(tmp_path / "mixed"), TARGET, out)
+    assert any("sliding layers alone" in decision for decision in report.decisions)
+    with GgufFile(out) as file:
+        assert file.get("dflash.attention.causal") is False
+        assert file.get("dflash2.attention.causal_pattern") == [True, False]
+
+
+def test_a_window_of_use_swa_is_not_causal(tmp_path: Path) -> None:
+    drafter = Drafter.load("tiny-plain")
+    del drafter.config["is_causal"], drafter.config["layer_types"]
+    drafter.config["dflash_config"] |= {"use_swa": True, "swa_window_size": 16}
+    out = tmp_path / "out.gguf"
+    convert(drafter.save(tmp_path / "swa"), TARGET, out)
+    with GgufFile(out) as file:
+        assert file.get("dflash.attention.causal") is False
+        assert file.get("dflash.attention.sliding_window_pattern") == [True, True]
+
+
 def test_yarn_scaling_and_partial_rotation(tmp_path: Path) -> None:
     drafter = Drafter.load("tiny-plain")
     drafter.config["rope_parameters"] = {

@@ -18,6 +18,7 @@ from convert import ConversionError, FormatError, convert, describe, fits  # noq
 from convert.gguf_read import GgufFile  # noqa: E402
 from convert.gguf_write import Metadata, array, scalar, write_header  # noqa: E402
 from convert.target import copy_value  # noqa: E402
+from tests.tools.published import PUBLISHED  # noqa: E402
 
 HF_TARGET = FIXTURES / "tiny-target" / "hf"
 TOKENS = "tokenizer.ggml.tokens"
@@ -52,6 +53,18 @@ def test_a_drafter_file(drafter: Path) -> None:
     assert (facts.target_layers, facts.n_feature, facts.mask_token_id) == ((1, 3), 128, 5)
     assert (facts.conv_kernel_size, facts.conv_group_size) == (2, 16)
     assert (facts.selector_rank, facts.selector_top_k) == (8, 4)
+
+
+def test_a_folder_that_leaves_the_vocabulary_to_the_target(tmp_path: Path) -> None:
+    folder = PUBLISHED["Muse-Glimmer-30B-assistant"].save(tmp_path / "assistant")
+    found = describe(folder)
+    assert found.drafter is not None
+    assert (found.drafter.version, found.drafter.block_size, found.drafter.causal) == (1, 16, False)
+    assert (found.drafter.n_feature, found.vocab_size) == (192, None)
+    assert not fits(folder, TARGET)
+    few = array(TOKENS, GGUFValueType.STRING, ["a"] * 5)
+    (problem,) = fits(folder, changed_target(tmp_path / "few.gguf", few))
+    assert "mask token" in problem
 
 
 def test_a_drafter_folder_says_the_same(drafter: Path) -> None:

@@ -171,14 +171,6 @@ CASES: dict[str, tuple[tuple[str, Change], str]] = {
         config("tiny-window", drop="layer_types"),
         "layer_types is missing",
     ),
-    "mixed causality": (
-        config(
-            "tiny-window",
-            drop="is_causal",
-            layer_types=["full_attention", "sliding_attention"],
-        ),
-        "set is_causal",
-    ),
     "rope type": (
         config(rope_parameters={"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}),
         "rope type 'llama3'",

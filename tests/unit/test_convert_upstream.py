@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from convert_support import DRAFTERS, FIXTURES, TARGET, VARIANTS, mrope_target  
 from upstream_manifest import manifest_of  # noqa: E402
 
 from convert import convert  # noqa: E402
+from tests.tools.published import PUBLISHED  # noqa: E402
 
 DATA = ROOT / "tests" / "data" / "convert"
 OUTTYPES = ("f32", "f16", "bf16", "q8_0")
@@ -62,6 +64,21 @@ def test_variants_equal_upstreams(name: str, tmp_path: Path) -> None:
     folder = VARIANTS[name]().save(tmp_path / name)
     target = mrope_target(tmp_path / "target.gguf")
     compare(ours(folder, target, "f32", tmp_path / "out.gguf"), stored[f"{name}/f32"])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_layouts_equal_upstreams(name: str, tmp_path: Path) -> None:
+    """But for causality where the configuration is silent: upstream then writes nothing, and takes
+    no layer for causal."""
+    published = PUBLISHED[name]
+    stored = json.loads((DATA / "upstream-manifest.json").read_text())[f"{name}/bf16"]
+    target = mrope_target(tmp_path / "target.gguf") if published.has_mrope else TARGET
+    if "num_target_layers" in published.config:  # as many as this target has
+        published = replace(published, config={**published.config, "num_target_layers": 4})
+    mine = ours(published.save(tmp_path / name), target, "bf16", tmp_path / "out.gguf")
+    if "is_causal" not in published.config:
+        assert mine["keys"].pop("dflash.attention.causal")[1] is False
+    compare(mine, stored)
 
 
 @pytest.mark.skipif("DF2_DRAFTER_DIR" not in os.environ, reason="needs DF2_DRAFTER_DIR")

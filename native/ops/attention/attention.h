@@ -33,19 +33,54 @@ typedef enum df2_attention_type {
   DF2_ATTENTION_F32,
   DF2_ATTENTION_F16,
   DF2_ATTENTION_BF16,
-  DF2_ATTENTION_Q8_0, /* blocks of 32: f16 scale, 32 signed bytes */
+  /* ggml's blocks of 32 elements, an f16 scale d first. Elements of 4 bits lie as ggml lays them: the first 16 in the
+   * lower halves of 16 bytes, the others in the upper ones. */
+  DF2_ATTENTION_Q8_0,   /* d * signed byte */
+  DF2_ATTENTION_Q4_0,   /* d * (4 bits - 8) */
+  DF2_ATTENTION_Q4_1,   /* d * 4 bits + m, an f16 */
+  DF2_ATTENTION_Q5_0,   /* d * (5 bits - 16); the fifth bits are 4 bytes before the others */
+  DF2_ATTENTION_Q5_1,   /* d * 5 bits + m */
+  DF2_ATTENTION_IQ4_NL, /* d * a table of 16 signed bytes */
   DF2_ATTENTION_N_TYPES
 } df2_attention_type;
 
 /* Keys or values of one head: vectors of `size` elements, stride_bytes apart. */
 typedef struct df2_attention_cache {
   df2_attention_type type;
-  int32_t size; /* 1 to DF2_ATTENTION_MAX_SIZE; of q8_0, whole blocks */
+  int32_t size; /* 1 to DF2_ATTENTION_MAX_SIZE; of types with blocks, whole ones */
   const void *data;
   size_t stride_bytes;
 } df2_attention_cache;
 
 #define DF2_ATTENTION_MAX_SIZE 65536
+
+#define DF2_ATTENTION_BLOCK 32 /* elements */
+
+/* Bytes of a block; 0: the type has none. */
+static inline size_t df2_attention_block_bytes(df2_attention_type type) {
+  switch (type) {
+    case DF2_ATTENTION_Q8_0:
+      return 34;
+    case DF2_ATTENTION_Q4_0:
+    case DF2_ATTENTION_IQ4_NL:
+      return 18;
+    case DF2_ATTENTION_Q4_1:
+      return 20;
+    case DF2_ATTENTION_Q5_0:
+      return 22;
+    case DF2_ATTENTION_Q5_1:
+      return 24;
+    default:
+      return 0;
+  }
+}
+
+/* Bytes of a vector. */
+static inline size_t df2_attention_vector_bytes(df2_attention_type type, int32_t size) {
+  const size_t block_bytes = df2_attention_block_bytes(type);
+  return block_bytes != 0 ? (size_t)size / DF2_ATTENTION_BLOCK * block_bytes
+                          : (size_t)size * (type == DF2_ATTENTION_F32 ? 4 : 2);
+}
 
 /* One query row. */
 typedef struct df2_attention_row {

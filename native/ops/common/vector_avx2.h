@@ -75,8 +75,28 @@ DF2_VF vf_from_bf16(const uint8_t *halves) {
   const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)halves));
   return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
 }
+typedef __m128i vb; /* in the lower half */
+#define DF2_VB static inline __attribute__((always_inline)) vb
+
+DF2_VB vb_loadu(const uint8_t *bytes) {
+  return _mm_loadl_epi64((const __m128i *)bytes);
+}
+DF2_VB vb_half(vb a, int shift) {
+  return _mm_and_si128(_mm_srl_epi16(a, _mm_cvtsi32_si128(shift)), _mm_set1_epi8(15));
+}
+DF2_VB vb_add_fifth_bits(vb a, const uint8_t *bits, int i) {
+  const vb lanes = _mm_set1_epi64x((long long)0x8040201008040201);
+  const vb is_set = _mm_cmpeq_epi8(_mm_and_si128(_mm_set1_epi8((char)bits[i / 8]), lanes), lanes);
+  return _mm_or_si128(a, _mm_and_si128(is_set, _mm_set1_epi8(16)));
+}
+DF2_VB vb_look_up(const int8_t *table, vb a) {
+  return _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)table), a);
+}
+DF2_VF vf_from_signed(vb a) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(a));
+}
 DF2_VF vf_from_s8(const uint8_t *bytes) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)bytes)));
+  return vf_from_signed(vb_loadu(bytes));
 }
 DF2_VF vf_set1_f16(const uint8_t *half) {
   return _mm256_set1_ps(_cvtsh_ss((unsigned short)(half[0] | half[1] << 8)));
@@ -87,6 +107,22 @@ DF2_VF vf_scale_by_power(vf a, vf shifted) {
 }
 DF2_VF vf_zero_below(vf a, vf x, float bound) {
   return _mm256_and_ps(_mm256_cmp_ps(x, _mm256_set1_ps(bound), _CMP_NLT_UQ), a);
+}
+#define VF_COLUMNS 4
+DF2_VOID vf_load_columns(vf columns[VF_COLUMNS], const float *rows, int64_t stride) {
+  vf two[4]; /* rows i and i + 4 */
+  for (int i = 0; i < 4; ++i) {
+    two[i] = _mm256_castps128_ps256(_mm_loadu_ps(rows + i * stride));
+    two[i] = _mm256_insertf128_ps(two[i], _mm_loadu_ps(rows + (i + 4) * stride), 1);
+  }
+  const __m256d low01 = _mm256_castps_pd(_mm256_unpacklo_ps(two[0], two[1]));
+  const __m256d low23 = _mm256_castps_pd(_mm256_unpacklo_ps(two[2], two[3]));
+  const __m256d high01 = _mm256_castps_pd(_mm256_unpackhi_ps(two[0], two[1]));
+  const __m256d high23 = _mm256_castps_pd(_mm256_unpackhi_ps(two[2], two[3]));
+  columns[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(low01, low23));
+  columns[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low01, low23));
+  columns[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(high01, high23));
+  columns[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(high01, high23));
 }
 /* Totals as in vector_avx512.h, of eight keys: part 2 m + i has the eight floats of key m + 4 i. */
 DF2_VF vf_pairs(const vf parts[4]) {

@@ -27,6 +27,26 @@ DF2_INLINE vf vf_exp(vf x) {
   return vf_zero_below(vf_scale_by_power(p, shifted), x, -87.0f);
 }
 
+/* n <= DF2_LANES values; zeros follow. */
+DF2_INLINE vf load_first(const float *values, int64_t n) {
+  if (n == DF2_LANES) {
+    return vf_loadu(values);
+  }
+  float lanes[DF2_LANES] = {0.0f};
+  memcpy(lanes, values, (size_t)n * sizeof(float));
+  return vf_loadu(lanes);
+}
+
+DF2_INLINE void store_first(float *values, vf a, int64_t n) {
+  if (n == DF2_LANES) {
+    vf_storeu(values, a);
+    return;
+  }
+  float lanes[DF2_LANES];
+  vf_storeu(lanes, a);
+  memcpy(values, lanes, (size_t)n * sizeof(float));
+}
+
 /* Halved until one is left: the same order for any number of lanes. */
 DF2_INLINE float sum_of_16(const float *values) {
   float halves[16];

@@ -80,9 +80,28 @@ DF2_VF vf_from_bf16(const uint8_t *halves) {
   return (vf){
       {vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(h), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(h, 16))}};
 }
-DF2_VF vf_from_s8(const uint8_t *bytes) {
-  const int16x8_t h = vmovl_s8(vreinterpret_s8_u8(vld1_u8(bytes)));
+typedef uint8x8_t vb;
+#define DF2_VB static inline __attribute__((always_inline)) vb
+
+DF2_VB vb_loadu(const uint8_t *bytes) {
+  return vld1_u8(bytes);
+}
+DF2_VB vb_half(vb a, int shift) {
+  return vand_u8(vshl_u8(a, vdup_n_s8((int8_t)-shift)), vdup_n_u8(15));
+}
+DF2_VB vb_add_fifth_bits(vb a, const uint8_t *bits, int i) {
+  const vb lanes = vcreate_u8(0x8040201008040201);
+  return vorr_u8(a, vand_u8(vtst_u8(vdup_n_u8(bits[i / 8]), lanes), vdup_n_u8(16)));
+}
+DF2_VB vb_look_up(const int8_t *table, vb a) {
+  return vreinterpret_u8_s8(vqtbl1_s8(vld1q_s8(table), a));
+}
+DF2_VF vf_from_signed(vb a) {
+  const int16x8_t h = vmovl_s8(vreinterpret_s8_u8(a));
   return (vf){{vcvtq_f32_s32(vmovl_s16(vget_low_s16(h))), vcvtq_f32_s32(vmovl_high_s16(h))}};
+}
+DF2_VF vf_from_s8(const uint8_t *bytes) {
+  return vf_from_signed(vb_loadu(bytes));
 }
 DF2_VF vf_set1_f16(const uint8_t *half) {
   const float32x4_t value = vcvt_f32_f16(vreinterpret_f16_u16(vld1_dup_u16((const uint16_t *)(const void *)half)));
@@ -101,6 +120,23 @@ DF2_VF vf_zero_below(vf a, vf x, float bound) {
     a.part[i] = vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(a.part[i]), is_below));
   }
   return a;
+}
+#define VF_COLUMNS 4
+DF2_VOID vf_load_columns(vf columns[VF_COLUMNS], const float *rows, int64_t stride) {
+  for (int i = 0; i < 2; ++i) {
+    float32x4_t row[4];
+    for (int r = 0; r < 4; ++r) {
+      row[r] = vld1q_f32(rows + (4 * i + r) * stride);
+    }
+    const float64x2_t even01 = vreinterpretq_f64_f32(vtrn1q_f32(row[0], row[1]));
+    const float64x2_t even23 = vreinterpretq_f64_f32(vtrn1q_f32(row[2], row[3]));
+    const float64x2_t odd01 = vreinterpretq_f64_f32(vtrn2q_f32(row[0], row[1]));
+    const float64x2_t odd23 = vreinterpretq_f64_f32(vtrn2q_f32(row[2], row[3]));
+    columns[0].part[i] = vreinterpretq_f32_f64(vtrn1q_f64(even01, even23));
+    columns[1].part[i] = vreinterpretq_f32_f64(vtrn1q_f64(odd01, odd23));
+    columns[2].part[i] = vreinterpretq_f32_f64(vtrn2q_f64(even01, even23));
+    columns[3].part[i] = vreinterpretq_f32_f64(vtrn2q_f64(odd01, odd23));
+  }
 }
 /* Totals as in vector_avx512.h, of eight keys: part 2 m + i has the eight floats of key m + 4 i. Pairs lie as vpaddq
  * leaves them, not as vf_pairs of x86 does. */

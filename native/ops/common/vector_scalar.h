@@ -89,14 +89,36 @@ static inline vf vf_from_f16(const uint8_t *halves) {
 static inline vf vf_from_bf16(const uint8_t *halves) {
   return vf_from_bits((uint32_t)(halves[0] | halves[1] << 8) << 16);
 }
+typedef uint8_t vb;
+
+static inline vb vb_loadu(const uint8_t *bytes) {
+  return *bytes;
+}
+static inline vb vb_half(vb a, int shift) {
+  return (vb)(a >> shift & 15);
+}
+static inline vb vb_add_fifth_bits(vb a, const uint8_t *bits, int i) {
+  return (vb)(a | (bits[i / 8] >> i % 8 & 1) << 4);
+}
+static inline vb vb_look_up(const int8_t *table, vb a) {
+  return (vb)table[a];
+}
+static inline vf vf_from_signed(vb a) {
+  return (float)(int8_t)a;
+}
 static inline vf vf_from_s8(const uint8_t *bytes) {
-  return (float)(int8_t)*bytes;
+  return vf_from_signed(vb_loadu(bytes));
 }
 static inline vf vf_scale_by_power(vf a, vf shifted) {
   return vf_from_bits(vf_bits(a) + (vf_bits(shifted) << 23));
 }
 static inline vf vf_zero_below(vf a, vf x, float bound) {
   return x < bound ? 0.0f : a;
+}
+#define VF_COLUMNS 4
+static inline void vf_load_columns(vf columns[VF_COLUMNS], const float *rows, int64_t stride) {
+  (void)stride; /* one row */
+  memcpy(columns, rows, VF_COLUMNS * sizeof(float));
 }
 static inline vf vf_pairs(const vf parts[4]) {
   return (parts[0] + parts[1]) + (parts[2] + parts[3]);

@@ -6,19 +6,25 @@
 #define WINDOW 100
 
 const char *attention_type_name(df2_attention_type type) {
-  static const char *const names[] = {"f32", "f16", "bf16", "q8_0"};
+  static const char *const names[] = {"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"};
   return names[type];
 }
 
+/* How a type with blocks of 32 lays them out. */
+typedef struct layout {
+  size_t n_bytes;
+  int minimum_at, fifth_bits_at, codes_at; /* after the scale; 0: there are none */
+  int offset;                              /* subtracted from codes */
+} layout;
+
+static const layout layouts[DF2_ATTENTION_N_TYPES] = {
+    [DF2_ATTENTION_Q8_0] = {34, 0, 0, 2, 0}, [DF2_ATTENTION_Q4_0] = {18, 0, 0, 2, 8},
+    [DF2_ATTENTION_Q4_1] = {20, 2, 0, 4, 0}, [DF2_ATTENTION_Q5_0] = {22, 0, 2, 6, 16},
+    [DF2_ATTENTION_Q5_1] = {24, 2, 4, 8, 0}, [DF2_ATTENTION_IQ4_NL] = {18, 0, 0, 2, 0}};
+
 static size_t vector_bytes(df2_attention_type type, int32_t size) {
-  switch (type) {
-    case DF2_ATTENTION_F32:
-      return 4 * (size_t)size;
-    case DF2_ATTENTION_Q8_0:
-      return (size_t)size / 32 * 34;
-    default:
-      return 2 * (size_t)size;
-  }
+  const size_t block_bytes = layouts[type].n_bytes;
+  return block_bytes != 0 ? (size_t)size / 32 * block_bytes : (size_t)size * (type == DF2_ATTENTION_F32 ? 4 : 2);
 }
 
 /* Rounds towards zero. */
@@ -66,30 +72,69 @@ static uint8_t *vector_at(const df2_attention_cache *cache, int64_t key) {
   return (uint8_t *)(uintptr_t)cache->data + (size_t)key * cache->stride_bytes;
 }
 
+static double block_element(df2_attention_type type, const uint8_t *block, int32_t i) {
+  static const int8_t table[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+  const layout *of = &layouts[type];
+  const double scale = value_of_half(get16(block));
+  if (type == DF2_ATTENTION_Q8_0) {
+    return (double)(int8_t)block[2 + i] * scale;
+  }
+  const uint8_t byte = block[of->codes_at + i % 16];
+  int32_t code = i < 16 ? byte & 15 : byte >> 4;
+  if (of->fifth_bits_at != 0) {
+    code += (block[of->fifth_bits_at + i / 8] >> i % 8 & 1) * 16;
+  }
+  code = type == DF2_ATTENTION_IQ4_NL ? table[code] : code - of->offset;
+  return (double)code * scale + (of->minimum_at != 0 ? value_of_half(get16(block + of->minimum_at)) : 0.0);
+}
+
 double attention_element(const df2_attention_cache *cache, int64_t key, int32_t i) {
   const uint8_t *vector = vector_at(cache, key);
+  if (layouts[cache->type].n_bytes != 0) {
+    return block_element(cache->type, vector + (size_t)(i / 32) * layouts[cache->type].n_bytes, i % 32);
+  }
   float value;
   switch (cache->type) {
     case DF2_ATTENTION_F16:
       return value_of_half(get16(vector + 2 * i));
     case DF2_ATTENTION_BF16:
       return (double)test_float_of_bits((uint32_t)get16(vector + 2 * i) << 16);
-    case DF2_ATTENTION_Q8_0: {
-      const uint8_t *block = vector + i / 32 * 34;
-      return (double)(int8_t)block[2 + i % 32] * value_of_half(get16(block));
-    }
     default:
       memcpy(&value, vector + 4 * i, sizeof value);
       return (double)value;
   }
 }
 
+/* The first block of a vector whose other blocks are zeros. */
+static void set_block(df2_attention_type type, uint8_t *block, float value) {
+  const layout *of = &layouts[type];
+  if (type == DF2_ATTENTION_Q8_0) {
+    put16(block, half_of(value / 64.0f));
+    block[2] = 64;
+    return;
+  }
+  if (type == DF2_ATTENTION_IQ4_NL) {
+    put16(block, half_of(value / 64.0f));
+    memset(block + of->codes_at, 0x88, 16);
+    block[of->codes_at] = 0x8f;
+    return;
+  }
+  const int unit = of->fifth_bits_at != 0 ? 16 : 8; /* the upper bit of a code; of types with an offset, what is 0 */
+  put16(block, half_of((of->offset != 0 ? -value : value) / (float)unit));
+  if (of->fifth_bits_at != 0) {
+    memset(block + of->fifth_bits_at, of->offset != 0 ? 0xff : 0, 4);
+    block[of->fifth_bits_at] ^= 1;
+  } else {
+    memset(block + of->codes_at, of->offset != 0 ? 0x88 : 0, 16);
+    block[of->codes_at] ^= 0x08;
+  }
+}
+
 void attention_set_first(const df2_attention_cache *cache, int64_t key, float value) {
   uint8_t *vector = vector_at(cache, key);
   memset(vector, 0, vector_bytes(cache->type, cache->size));
-  if (cache->type == DF2_ATTENTION_Q8_0) {
-    put16(vector, half_of(value / 64.0f));
-    vector[2] = 64;
+  if (layouts[cache->type].n_bytes != 0) {
+    set_block(cache->type, vector, value);
   } else {
     set_element(cache, vector, 0, value);
   }
@@ -103,10 +148,17 @@ static float random_element(test_random *random, float magnitude) {
 }
 
 /* All codes occur, and scales of either sign; about as large as the other types' values. */
-static void random_q8_0(test_random *random, uint8_t *vector, int32_t size, float magnitude) {
-  for (int32_t block = 0; block < size / 32; ++block, vector += 34) {
-    put16(vector, half_of(random_element(random, magnitude) / 64.0f));
-    test_random_bytes(random, vector + 2, 32);
+static void random_blocks(test_random *random, df2_attention_type type, uint8_t *vector, int32_t size,
+                          float magnitude) {
+  const layout *of = &layouts[type];
+  const bool has_bytes = type == DF2_ATTENTION_Q8_0 || type == DF2_ATTENTION_IQ4_NL;
+  const float largest = has_bytes ? 64.0f : of->fifth_bits_at != 0 ? 16.0f : 8.0f;
+  for (int32_t block = 0; block < size / 32; ++block, vector += of->n_bytes) {
+    test_random_bytes(random, vector, of->n_bytes);
+    put16(vector, half_of(random_element(random, magnitude) / largest));
+    if (of->minimum_at != 0) {
+      put16(vector + of->minimum_at, half_of(random_element(random, magnitude)));
+    }
   }
 }
 
@@ -115,8 +167,8 @@ static void fill_vectors(test_random *random, const df2_attention_cache *cache, 
   const size_t n_bytes = vector_bytes(cache->type, cache->size);
   for (int64_t v = 0; v < n_vectors; ++v) {
     uint8_t *vector = memory + (size_t)v * n_bytes;
-    if (cache->type == DF2_ATTENTION_Q8_0) {
-      random_q8_0(random, vector, cache->size, magnitude);
+    if (layouts[cache->type].n_bytes != 0) {
+      random_blocks(random, cache->type, vector, cache->size, magnitude);
       continue;
     }
     for (int32_t i = 0; i < cache->size; ++i) {

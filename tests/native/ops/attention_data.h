@@ -51,7 +51,8 @@ const char *attention_type_name(df2_attention_type type);
 uint16_t *attention_mask_of(const attention_problem *problem, int32_t row);
 float *attention_query_of(const attention_problem *problem, int32_t row);
 
-/* Makes a vector of a cache all zeros but for its first element: a power of two, which every type has. */
+/* Makes a vector of a cache all zeros but for its first element: a power of two, which every type has but iq4_nl; of
+ * that, the first one is larger, and those of its block are not quite zeros. */
 void attention_set_first(const df2_attention_cache *cache, int64_t key, float value);
 
 /* A value as a cache holds it. Not the kernels' code. */

@@ -1,0 +1,5 @@
+#include "ops/common/vector_neon.h"
+
+#define DF2_ISA neon
+#define DF2_ROWS 2
+#include "ops/delta_net/tile.inc"
