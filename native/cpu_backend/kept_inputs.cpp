@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -30,37 +29,10 @@ ggml_compute_params alone(std::vector<uint8_t> *work) {
 
 }  // namespace
 
-// Claims of one layer at a time. Graphs outlive a layer, and their nodes are looked at once more when they are planned
-// again, on another thread perhaps: so claims are never freed, only used again, and what is then read is written once.
 struct KeptLayer::Claims {
-  bool is_taken = false;
   KeptClaim rows = {{Claim::kMagic, &rules::delta_net()}, nullptr};
   KeptClaim update = rows;
   KeptClaim store = rows;
-
-  static Claims *take(KeptLayer *layer) {
-    const std::lock_guard<std::mutex> lock(mutex());
-    const auto found = std::find_if(all().begin(), all().end(), [](const Claims *claims) { return !claims->is_taken; });
-    Claims *claims = found != all().end() ? *found : all().emplace_back(new Claims());
-    claims->is_taken = true;
-    claims->rows.layer = claims->update.layer = claims->store.layer = layer;
-    return claims;
-  }
-
-  void give_back() {
-    const std::lock_guard<std::mutex> lock(mutex());
-    is_taken = false;
-  }
-
- private:
-  static std::mutex &mutex() {
-    static auto *made = new std::mutex();
-    return *made;
-  }
-  static std::vector<Claims *> &all() {
-    static auto *made = new std::vector<Claims *>();
-    return *made;
-  }
 };
 
 DeltaInputs::DeltaInputs(const DeltaNode &like, int64_t n_tokens)
@@ -102,14 +74,13 @@ KeptLayer::KeptLayer(const ggml_tensor *cache, const DeltaNode &like)
       n_planes_(like.n_planes),
       n_cells_(cache->ne[1] / like.n_planes),
       states_(static_cast<float *>(cache->data)),
-      claims_(Claims::take(this)),
       scratch_(DeltaWork::bytes(params_.size, n_planes_, 1)),
       next_(like, n_planes_ - 1),
-      kept_(like, n_planes_ - 1) {}
-
-KeptLayer::~KeptLayer() {
-  claims_->give_back();
+      kept_(like, n_planes_ - 1) {
+  claims_->rows.layer = claims_->update.layer = claims_->store.layer = this;
 }
+
+KeptLayer::~KeptLayer() = default;
 
 bool KeptLayer::is_like(const DeltaNode &node) const {
   return node.n_sequences == 1 && node.params.size == params_.size && node.n_heads == n_heads_ &&

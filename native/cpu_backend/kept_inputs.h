@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cpu_backend/delta_node.h"
+#include "cpu_backend/kept_claims.h"
 #include "cpu_backend/rule.h"
 
 struct ggml_cgraph;
@@ -104,7 +105,7 @@ class KeptLayer {
   int64_t n_planes_;
   int64_t n_cells_;
   float *states_;
-  Claims *claims_;
+  KeptClaims<Claims> claims_;
   std::vector<uint8_t> scratch_;
 
   // Of the graph that is being planned.

@@ -252,15 +252,16 @@ void create_context(const std::string &path, const TargetOptions &options, const
     fail(watch.has_aborted() ? DF2_EFORMAT : DF2_ENOMEM, watch,
          format("create a context of %u tokens for", params.n_ctx), path);
   }
-  if (has_bad_rotation(probe_graph(own->context.get()).graph)) {
+  if (own->simulated) {
+    own->single_bytes = single_sequence_bytes(own->context.get(), params);
+  }
+  ggml_cgraph *graph = probe_graph(own->context.get()).graph;
+  if (has_bad_rotation(graph)) {
     throw Error(DF2_EFORMAT, format("'%s': the number of dimensions that are rotated (rope.dimension_count) is odd or "
                                     "larger than a head; the file is damaged",
                                     path.c_str()));
   }
-  if (own->simulated) {
-    own->single_bytes = single_sequence_bytes(own->context.get(), params);
-  }
-  if (has_packed && !can_compute_packed(probe_graph(own->context.get()).graph)) {
+  if (has_packed && !can_compute_packed(graph)) {
     throw PackedRefused{"its weights are used in a way the kernels do not know", false};
   }
   if (own->simulated) {

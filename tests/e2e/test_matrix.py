@@ -13,13 +13,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import pytest
 
 import pydflash2
 from tests.tools import recurrent_targets, tiny_targets
 from tests.tools.bigram_drafter import write_bigram_drafter
-from tests.tools.layer_outputs import greedy
+from tests.tools.layer_outputs import plain_texts
 
 IS_FULL = os.environ.get("DF2_FULL") == "1"
 N_VOCAB = 160
@@ -52,22 +51,6 @@ def write_target(folder: Path, architecture: str, tiny_target: Path) -> tuple[Pa
     return path, recurrent_targets.n_layers(architecture)
 
 
-def plain_texts(path: Path) -> list[list[int]]:
-    """What llama.cpp makes of the prompts, token by token."""
-    llama = llama_cpp.Llama(
-        str(path),
-        n_ctx=256,
-        n_threads=1,
-        n_threads_batch=1,
-        n_gpu_layers=0,
-        flash_attn=True,  # as load() has it
-        verbose=False,
-    )
-    texts = [greedy(llama, prompt, N_TOKENS)[0] for prompt in PROMPTS]
-    llama.close()
-    return texts
-
-
 def reciting(path: Path, target: Path, n_layer: int, text: list[int]) -> Path:
     """A drafter that knows three quarters of a text, and of these one follower of each token."""
     return write_bigram_drafter(
@@ -84,7 +67,7 @@ def test_the_text_is_the_targets(architecture: str, tiny_target: Path, tmp_path:
     path, n_layer = write_target(tmp_path, architecture, tiny_target)
     n_drafted = dict.fromkeys(SETTINGS, 0)
     n_accepted = dict.fromkeys(SETTINGS, 0)
-    for prompt, text in zip(PROMPTS, plain_texts(path), strict=True):
+    for prompt, text in zip(PROMPTS, plain_texts(path, PROMPTS, N_TOKENS), strict=True):
         drafter = reciting(tmp_path / "bigrams.gguf", path, n_layer, prompt + text)
         for setting in SETTINGS:
             n_draft, n_threads = setting

@@ -21,27 +21,11 @@ from pydflash2._ffi import address, library
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from tests.tools.bigram_drafter import write_bigram_drafter
-from tests.tools.layer_outputs import greedy
+from tests.tools.layer_outputs import plain_texts
 
 N_TOKENS = 64
 PROMPTS = [[6 + i * 37 % 120 for i in range(length)] for length in (1, 12, 40, 23)]
 OPTIONS = {"n_ctx": 256, "n_threads": 1}
-
-
-def plain_texts(path: Path) -> list[list[int]]:
-    """What llama.cpp makes of the prompts, token by token."""
-    llama = llama_cpp.Llama(
-        str(path),
-        n_ctx=256,
-        n_threads=1,
-        n_threads_batch=1,
-        n_gpu_layers=0,
-        flash_attn=True,
-        verbose=False,
-    )
-    texts = [greedy(llama, prompt, N_TOKENS)[0] for prompt in PROMPTS]
-    llama.close()
-    return texts
 
 
 def memory_form(llm: pydflash2.Llama, has_replayed: bool) -> str:
@@ -72,7 +56,7 @@ def drafters(folder: Path, target: Path, texts: Sequence[list[int]]) -> tuple[Pa
 
 
 def try_drafting(path: Path, row: dict[str, str]) -> None:
-    expected = plain_texts(path)
+    expected = plain_texts(path, PROMPTS, N_TOKENS)
     texts = [prompt + text for prompt, text in zip(PROMPTS, expected, strict=True)]
     n_drafted = n_accepted = n_replayed = n_same = 0
     with tempfile.TemporaryDirectory() as folder:

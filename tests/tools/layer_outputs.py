@@ -130,3 +130,19 @@ def ggml_base() -> ctypes.CDLL:
     ggml.gguf_init_from_file.restype = ctypes.c_void_p
     ggml.gguf_free.argtypes, ggml.gguf_free.restype = [ctypes.c_void_p], None
     return ggml
+
+
+def plain_texts(path: Path, prompts: Sequence[list[int]], n_tokens: int) -> list[list[int]]:
+    """What llama.cpp makes of prompts, token by token, in a context of 256."""
+    llama = llama_cpp.Llama(
+        str(path),
+        n_ctx=256,
+        n_threads=1,
+        n_threads_batch=1,
+        n_gpu_layers=0,
+        flash_attn=True,  # as load() has it
+        verbose=False,
+    )
+    texts = [greedy(llama, prompt, n_tokens)[0] for prompt in prompts]
+    llama.close()
+    return texts
